@@ -1,0 +1,1 @@
+"""Post-training of masked diffusion language models that can be rerun, scheduled and queried."""

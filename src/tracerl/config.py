@@ -1,0 +1,322 @@
+"""The params file as frozen records: strict, complete, with no default for a number that changes results.
+
+`load_params` is the one reader. Every key must be known and of the right type; what is wrong is reported with its path, the value got
+and the keys that exist. Checks that need two keys at once (a block size that does not divide, a round without its parent) are here too.
+"""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tracerl.errors import ParamsError
+
+
+class Section(BaseModel):
+    """A part of the params tree."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Fraction = Field(ge=0.0, le=1.0)
+Positive = Field(gt=0)
+
+
+class TaskSet(Section):
+    """A set of problems: generated (`source` names a generator) or read from a file of the user's own (`source: file`)."""
+
+    source: Literal["sums", "arithmetic", "file"]
+    difficulty: tuple[int, int] | None = None
+    num_train: int = Field(ge=0)
+    num_test: int = Field(ge=0)
+    path: str | None = None
+
+    @model_validator(mode="after")
+    def _source_has_what_it_needs(self) -> Self:
+        if self.source == "file" and not self.path:
+            raise ValueError("source 'file' needs a path to a .jsonl or .parquet file with columns prompt, answer and optionally solution")
+        if self.source != "file" and (self.difficulty is None or self.difficulty[0] > self.difficulty[1] or self.difficulty[0] < 1):
+            raise ValueError("a generated set needs difficulty: [lowest, highest], at least 1")
+        return self
+
+
+class Tasks(Section):
+    """held_out: the share of all possible problems, by a hash of the problem, that belong to the test split."""
+
+    held_out: float = Field(gt=0.0, lt=1.0)
+    sets: dict[str, TaskSet]
+
+
+class ModelShape(Section):
+    """Shape of the small default model; its vocabulary comes from the character tokenizer."""
+
+    family: Literal["sdar", "llada", "dream"]
+    hidden_size: int = Positive
+    intermediate_size: int = Positive
+    num_layers: int = Positive
+    num_heads: int = Positive
+    num_kv_heads: int = Positive
+    head_dim: int = Positive
+    rope_theta: float = Field(gt=0.0)
+    norm_eps: float = Field(gt=0.0)
+    tie_embeddings: bool
+
+
+class Optimizer(Section):
+    """AdamW. warmup: steps of linear rise. decay: the last share of steps over which the rate falls linearly to zero."""
+
+    lr: float = Field(gt=0.0)
+    betas: tuple[float, float]
+    weight_decay: float = Field(ge=0.0)
+    clip_norm: float = Field(gt=0.0)
+    warmup: int = Field(ge=0)
+    decay: float = Fraction
+
+
+class Sampler(Section):
+    """How responses are sampled; see sampling/sampler.py.
+
+    max_new_tokens: response limit, rounded up to whole blocks. steps_per_block: of static sampling.
+    temperature 0 takes the most likely token. top_k 0 and top_p 1 are off. max_rows: responses sampled at once.
+    """
+
+    block_size: int = Positive
+    steps_per_block: int = Positive
+    remasking: Literal["static", "dynamic", "sequential"]
+    threshold: float = Fraction
+    confidence: Literal["raw", "tempered"]
+    temperature: float = Field(ge=0.0)
+    top_k: int = Field(ge=0)
+    top_p: float = Field(gt=0.0, le=1.0)
+    max_new_tokens: int = Positive
+    cache: bool
+    max_rows: int = Positive
+
+    @model_validator(mode="after")
+    def _block_is_finished(self) -> Self:
+        if self.steps_per_block > self.block_size:
+            raise ValueError(f"steps_per_block {self.steps_per_block} is larger than block_size {self.block_size}")
+        return self
+
+
+class SftRound(Section):
+    """Supervised fine-tuning from checkpoint `init` on `data`.
+
+    data: "worked" (the task sets' worked solutions) or "traces" (the traces stage's files, with step maps).
+    objective: "random" (fresh noise, per block or per sequence) or "trace" (views of the step map).
+    noise: range of the noise level t. weighting: "inverse_t" or "uniform". block_sizes: block size -> share of the batches.
+    tasks: task set -> share of the examples.
+    """
+
+    init: str
+    data: Literal["worked", "traces"]
+    objective: Literal["random", "trace"]
+    noise: tuple[float, float]
+    weighting: Literal["inverse_t", "uniform"]
+    shrink: int = Positive
+    block_sizes: dict[int, float]
+    tasks: dict[str, float]
+    num_steps: int = Positive
+    batch_size: int = Positive
+    micro_batch_tokens: int = Positive
+    max_length: int = Positive
+    save_every: int = Positive
+    optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _noise_is_a_range(self) -> Self:
+        low, high = self.noise
+        if not 0.0 <= low < high <= 1.0:
+            raise ValueError(f"noise must be a range inside [0, 1], got {self.noise}")
+        return self
+
+
+class Base(Section):
+    """The first checkpoint: imported from `path`, or, if that is null, a new `model` trained by `train`."""
+
+    path: str | None
+    model: ModelShape
+    train: SftRound
+
+
+class Traces(Section):
+    """Trace collection from `checkpoint` (algorithms: docs/algorithm.md section 4).
+
+    preferred: known solutions per task set in the model's own preferred order; pick at a time, merged to `step_tokens` tokens a step.
+    rollouts: tasks per set whose responses are sampled `group_size` times; verified ones are kept.
+    """
+
+    checkpoint: str
+    block_size: int = Positive
+    pick: int = Positive
+    step_tokens: int = Positive
+    preferred: dict[str, int]
+    rollouts: dict[str, int]
+    group_size: int = Positive
+    batch_size: int = Positive
+    sampler: Sampler
+
+    @model_validator(mode="after")
+    def _selections_merge(self) -> Self:
+        if self.step_tokens % self.pick:
+            raise ValueError(f"step_tokens {self.step_tokens} is not a multiple of pick {self.pick}")
+        return self
+
+
+class HeldOut(Section):
+    """Held-out accuracy during a round: `num_problems` per task set at iteration 0 and every `every` iterations, in each mode."""
+
+    every: int = Positive
+    num_problems: int = Positive
+    remasking: list[Literal["static", "dynamic", "sequential"]]
+
+
+class RlRound(Section):
+    """TraceRL from checkpoint `init`; see training/rl.py.
+
+    groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
+    pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
+    kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
+    than train_block_size (enlargement). optimizer.warmup and decay count optimizer steps.
+    """
+
+    init: str
+    method: Literal["tracerl"]
+    tasks: dict[str, float]
+    iterations: int = Positive
+    groups: int = Positive
+    group_size: int = Field(ge=2)
+    max_sampled_groups: int = Positive
+    min_groups: int = Positive
+    pass_rate: tuple[float, float]
+    truncated_is_wrong: bool
+    advantages: Literal["group", "mean", "rloo"]
+    train_block_size: int = Positive
+    shrink: int = Positive
+    updates: int = Positive
+    clip: tuple[float, float]
+    kl: Literal["k1", "k2", "k3"]
+    kl_to: Literal["iteration", "initial"]
+    kl_weight: float = Field(ge=0.0)
+    reduction: Literal["step", "token", "fixed"]
+    micro_batch_tokens: int = Positive
+    save_every: int = Positive
+    held_out: HeldOut
+    optimizer: Optimizer
+    sampler: Sampler
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.train_block_size % self.sampler.block_size:
+            raise ValueError(
+                f"train_block_size {self.train_block_size} is not a multiple of the sampler's block_size {self.sampler.block_size}, "
+                "so the views would not hold whole blocks of the rollout"
+            )
+        if self.sampler.top_k or self.sampler.top_p < 1.0:
+            raise ValueError("RL on filtered samples is off-policy: set sampler.top_k to 0 and sampler.top_p to 1.0")
+        if self.sampler.temperature <= 0:
+            raise ValueError("RL needs sampler.temperature above 0")
+        if self.max_sampled_groups < self.groups or self.min_groups > self.groups:
+            raise ValueError("needs min_groups <= groups <= max_sampled_groups")
+        return self
+
+
+class Evaluation(Section):
+    """A checkpoint on task sets' test splits, once per remasking mode; `sampler` overrides parts of `evaluation.sampler`."""
+
+    checkpoint: str
+    tasks: list[str]
+    block_size: int = Positive
+    max_new_tokens: int = Positive
+
+
+class EvaluationDefaults(Section):
+    num_problems: int = Positive
+    num_samples: int = Positive
+    batch_size: int = Positive
+    remasking: list[Literal["static", "dynamic", "sequential"]]
+    bootstrap: int = Positive
+    sampler: Sampler
+
+
+class Report(Section):
+    """num_traces: responses shown per round in the order in which they were unmasked."""
+
+    num_traces: int = Field(ge=0)
+
+
+class Params(Section):
+    """A whole run. threads: OpenMP threads of every stage; part of what a result depends on, bit for bit."""
+
+    seed: int = Field(ge=0)
+    threads: int = Positive
+    tasks: Tasks
+    base: Base
+    traces: Traces
+    sft: dict[str, SftRound]
+    rl: dict[str, RlRound]
+    evaluation: EvaluationDefaults
+    evaluate: dict[str, Evaluation]
+    report: Report
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Self:
+        checkpoints = {"base", *(f"sft@{name}" for name in self.sft), *(f"rl@{name}" for name in self.rl)}
+        users: list[tuple[str, str, list[str]]] = [("traces", self.traces.checkpoint, [*self.traces.preferred, *self.traces.rollouts])]
+        users += [(f"sft.{name}", item.init, list(item.tasks)) for name, item in self.sft.items()]
+        users += [(f"rl.{name}", item.init, list(item.tasks)) for name, item in self.rl.items()]
+        users += [(f"evaluate.{name}", item.checkpoint, item.tasks) for name, item in self.evaluate.items()]
+        users += [("base.train", "base", list(self.base.train.tasks))]
+        for place, checkpoint, sets in users:
+            if checkpoint not in checkpoints:
+                raise ValueError(f"{place}: no checkpoint {checkpoint!r}; there are {', '.join(sorted(checkpoints))}")
+            for name in sets:
+                if name not in self.tasks.sets:
+                    raise ValueError(f"{place}: no task set {name!r}; there are {', '.join(sorted(self.tasks.sets))}")
+        return self
+
+
+def load_params(path: Path) -> Params:
+    """Reads and checks a params file. Raises ParamsError naming every wrong key with its path."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ParamsError("the params file cannot be read", where=str(path), got=error) from error
+    return parse_params(data, where=str(path))
+
+
+def parse_params(data: Any, where: str) -> Params:
+    """Params from plain data, as YAML gives it."""
+    try:
+        # JSON rules of strictness: a list may be a tuple, a whole number a float, and nothing else is converted.
+        return Params.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        problems = "\n    ".join(_explain(problem, data) for problem in error.errors())
+        raise ParamsError(f"{error.error_count()} wrong entries in the params", where=where, got="\n    " + problems,
+                          do="correct these keys; src/tracerl/config.py says what each means") from None  # fmt: skip
+
+
+def _explain(problem: Any, data: Any) -> str:
+    path = ".".join(str(part) for part in problem["loc"]) or "(whole file)"
+    text = f"{path}: {problem['msg']}"
+    if problem["type"] == "extra_forbidden":
+        siblings = _known_keys(problem["loc"])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), siblings, n=1)
+        return f"{path}: unknown key" + (f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(siblings)}")
+    if problem["type"] != "value_error" and problem["type"] != "missing":
+        text += f" (got {problem['input']!r})"
+    return text
+
+
+def _known_keys(location: tuple[Any, ...]) -> list[str]:
+    """Keys of the section that holds `location`."""
+    section: Any = Params
+    for part in location[:-1]:
+        fields = getattr(section, "model_fields", None)
+        annotation = fields[part].annotation if fields and part in fields else section
+        arguments = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, Section)]
+        section = arguments[0] if arguments else annotation
+    return list(getattr(section, "model_fields", {}))

@@ -1,0 +1,42 @@
+"""Numbers that describe a set of judged responses. Pure functions; the report, the RL curves and the result table all use these."""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tracerl.seeds import generator_for
+
+
+def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, float | int]:
+    """Accuracy with a 95% bootstrap interval over problems, and the sampler's figures, of rows of the rollout schema.
+
+    accuracy: mean over problems of the share of their responses that are correct; the interval resamples problems. tokens_per_step counts
+    denoising forwards only (the paper's count); tokens_per_forward counts prefill and cache commits as well. Tokens after the end token
+    are not counted.
+    """
+    column = {name: rollouts[name].to_numpy() for name in ("task_id", "verdict", "num_tokens", "stop_reason")}
+    forwards = {name: int(rollouts[name].to_numpy().sum()) for name in ("num_denoising_forwards", "num_forwards")}
+    _, problem, counts = np.unique(column["task_id"], return_inverse=True, return_counts=True)
+    scores = np.bincount(problem, weights=column["verdict"] == "correct") / counts
+    low, high = bootstrap_interval(scores, num_resamples, seed)
+    tokens = int(column["num_tokens"].sum())
+    return {
+        "num_problems": len(scores),
+        "num_responses": len(problem),
+        "accuracy": float(scores.mean()),
+        "ci_low": low,
+        "ci_high": high,
+        "undecided": int((column["verdict"] == "undecided").sum()),
+        "tokens_per_step": tokens / max(forwards["num_denoising_forwards"], 1),
+        "tokens_per_forward": tokens / max(forwards["num_forwards"], 1),
+        "mean_length": tokens / len(problem),
+        "truncation_rate": float((column["stop_reason"] == "length").mean()),
+    }
+
+
+def bootstrap_interval(scores: npt.NDArray[np.float64], num_resamples: int, seed: int) -> tuple[float, float]:
+    """Percentile bootstrap interval (95%) of the mean of per-problem scores."""
+    rng = generator_for(seed, "bootstrap", len(scores))
+    means = [scores[rng.integers(0, len(scores), len(scores))].mean() for _ in range(num_resamples)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)

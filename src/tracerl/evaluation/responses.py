@@ -1,0 +1,72 @@
+"""Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tracerl.config import Sampler
+from tracerl.models.tokenizer import Tokenizer
+from tracerl.models.transformer import Transformer
+from tracerl.rewards.verify import verify
+from tracerl.sampling.sampler import Request, sample
+from tracerl.seeds import key_for
+from tracerl.types import Rollout, Task
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row."""
+
+    stage: str
+    iteration: int
+    policy_hash: str
+    seed: int
+    truncated_is_wrong: bool
+
+
+def respond(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tasks: Sequence[Task],
+    num_samples: int,
+    settings: Sampler,
+    occasion: Occasion,
+    on_done: Callable[[int], None] | None = None,
+) -> list[Rollout]:
+    """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only."""
+    requests, owners = [], []
+    for task in tasks:
+        prompt = tokenizer.prompt_ids(task.prompt)
+        for index in range(num_samples):
+            requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
+            owners.append((task, index))
+    trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
+    recorded = recorded_settings(settings, model)
+    rollouts = []
+    for (task, index), trajectory in zip(owners, trajectories, strict=True):
+        text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
+        verdict = verify(task, text, trajectory.stop_reason, occasion.truncated_is_wrong)
+        rollouts.append(
+            Rollout(
+                rollout_id=f"{occasion.stage}/{occasion.iteration:05d}/{task.task_id}/{index}",
+                stage=occasion.stage,
+                iteration=occasion.iteration,
+                sample_index=index,
+                task=task,
+                trajectory=trajectory,
+                text=text,
+                reward=verdict.reward,
+                verdict=verdict.verdict,
+                policy_hash=occasion.policy_hash,
+                seed=occasion.seed,
+                settings=recorded,
+                reward_parts=verdict.parts,
+            )
+        )
+    return rollouts
+
+
+def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
+    """The sampler's settings as columns of the store."""
+    exact = settings.cache and model.family.attention == "block_causal"
+    kept = settings.model_dump(exclude={"block_size", "cache", "max_rows"})
+    return {**kept, "cache_mode": "exact" if exact else "none", "cache_horizon": None}

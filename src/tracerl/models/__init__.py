@@ -1,0 +1,1 @@
+"""The one transformer, its masks and its checkpoints."""

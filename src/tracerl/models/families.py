@@ -1,0 +1,83 @@
+"""Model families, as data.
+
+A family differs from another in two mathematical facts, its attention rule and its logits shift; everything else here says how its
+published directories name things. No code branches on a family's name: new behaviour is a new field of this record.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["block_causal", "full"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """What has to be known to load, run and save a checkpoint of one family.
+
+    shift: 0, logit i predicts token i; 1, logit i-1 predicts token i (models adapted from autoregressive ones).
+    config_keys: our architecture field -> key of the published config.json.
+    parameter_names: our parameter name -> published name, where they differ; `{i}` is the layer.
+    config_constants: written to config.json as they are when a checkpoint is saved.
+    """
+
+    name: str
+    model_type: str
+    attention: Attention
+    shift: Literal[0, 1]
+    qk_norm: bool
+    qkv_bias: bool
+    config_keys: dict[str, str]
+    parameter_names: dict[str, str]
+    config_constants: dict[str, object]
+
+
+_QWEN_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "tie_word_embeddings",
+    "mask_id": "mask_token_id",
+}
+
+_LLADA_KEYS = {
+    "vocab_size": "embedding_size",
+    "hidden_size": "d_model",
+    "intermediate_size": "mlp_hidden_size",
+    "num_layers": "n_layers",
+    "num_heads": "n_heads",
+    "num_kv_heads": "n_kv_heads",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+    "tie_embeddings": "weight_tying",
+    "mask_id": "mask_token_id",
+}
+
+_LLADA_NAMES = {
+    "model.embed_tokens.weight": "model.transformer.wte.weight",
+    "model.norm.weight": "model.transformer.ln_f.weight",
+    "lm_head.weight": "model.transformer.ff_out.weight",
+    "model.layers.{i}.input_layernorm.weight": "model.transformer.blocks.{i}.attn_norm.weight",
+    "model.layers.{i}.post_attention_layernorm.weight": "model.transformer.blocks.{i}.ff_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": "model.transformer.blocks.{i}.q_proj.weight",
+    "model.layers.{i}.self_attn.k_proj.weight": "model.transformer.blocks.{i}.k_proj.weight",
+    "model.layers.{i}.self_attn.v_proj.weight": "model.transformer.blocks.{i}.v_proj.weight",
+    "model.layers.{i}.self_attn.o_proj.weight": "model.transformer.blocks.{i}.attn_out.weight",
+    "model.layers.{i}.mlp.gate_proj.weight": "model.transformer.blocks.{i}.ff_proj.weight",
+    "model.layers.{i}.mlp.up_proj.weight": "model.transformer.blocks.{i}.up_proj.weight",
+    "model.layers.{i}.mlp.down_proj.weight": "model.transformer.blocks.{i}.ff_out.weight",
+}
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family("sdar", "sdar", "block_causal", 0, True, False, _QWEN_KEYS, {}, {"architectures": ["SDARForCausalLM"]}),
+        Family("llada", "llada", "full", 0, False, False, _LLADA_KEYS, _LLADA_NAMES, {"architectures": ["LLaDAModelLM"]}),
+        Family("dream", "Dream", "full", 1, False, True, _QWEN_KEYS, {}, {"architectures": ["DreamModel"]}),
+    )
+}

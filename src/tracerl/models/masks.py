@@ -1,0 +1,41 @@
+"""The one block grid and the one visibility rule.
+
+Blocks are aligned to absolute positions of the unpadded sequence, prompt included: position p lies in block p // block_size. The public
+training code aligns blocks to the start of the response instead, which agrees with its own sampler only when the prompt length is
+divisible by the block size (docs/algorithm.md, deviation 1).
+
+Every token of a layout carries an attention block and a stream. Stream 0 is the clean sequence, a positive number is one noisy view of
+it, `PAD` is padding. Full attention is the same rule with every token in block 0 of stream 0.
+"""
+
+import torch
+
+from tracerl.models.families import Attention
+
+PAD = -1
+CLEAN = 0
+
+
+def block_starts_after(length: int, block_size: int) -> int:
+    """The first multiple of `block_size` that is not smaller than `length`."""
+    return -(-length // block_size) * block_size
+
+
+def attention_blocks(positions: torch.Tensor, block_size: int, attention: Attention) -> torch.Tensor:
+    """Attention block of each absolute position: the grid's block if attention is block-causal, one block for all if it is full."""
+    return positions // block_size if attention == "block_causal" else torch.zeros_like(positions)
+
+
+def visible(
+    query_blocks: torch.Tensor, query_streams: torch.Tensor, key_blocks: torch.Tensor, key_streams: torch.Tensor
+) -> torch.Tensor:
+    """Which keys each query sees, bool [..., Q, K], from int64 [..., Q] and [..., K].
+
+    A clean key is seen from its own block on by clean queries and from the next block on by noisy ones; a noisy key is seen by its own
+    block of its own view. Padding is seen by nobody (and sees one token, itself, only because a softmax over nothing is not a number).
+    """
+    qb, qs = query_blocks.unsqueeze(-1), query_streams.unsqueeze(-1)
+    kb, ks = key_blocks.unsqueeze(-2), key_streams.unsqueeze(-2)
+    earlier = (ks == CLEAN) & (kb < qb)
+    own = (ks == qs) & (kb == qb)
+    return (earlier | own) & (ks != PAD) & (qs != PAD)

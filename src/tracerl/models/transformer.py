@@ -1,0 +1,234 @@
+"""The one transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+The near-identical architectures of the families are flags (`qk_norm`, `qkv_bias`, `tie_embeddings`). Parameter names are those of the
+published Qwen-like checkpoints; `checkpoint.py` translates the others. The model returns hidden states; `logits` is called by whoever
+knows which positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tracerl.models.attention import attend
+from tracerl.models.families import FAMILIES, Family
+from tracerl.models.masks import visible
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Shape of a model; `family` names a record of `families.FAMILIES`."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    tie_embeddings: bool
+    mask_id: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of a forward pass stand: all int64 [B, L] (masks.py explains blocks and streams).
+
+    key_blocks, key_streams: int64 [B, K], those of the keys where they are not the queries themselves (a cached pass).
+
+    Example, block size 2, two clean blocks and one noisy view of the second:
+        positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
+    """
+
+    positions: torch.Tensor
+    blocks: torch.Tensor
+    streams: torch.Tensor
+    key_blocks: torch.Tensor | None = None
+    key_streams: torch.Tensor | None = None
+
+    def mask(self) -> torch.Tensor:
+        """Visibility, bool [B, L, K]."""
+        if self.key_blocks is not None and self.key_streams is not None:
+            return visible(self.blocks, self.streams, self.key_blocks, self.key_streams)
+        itself = torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
+        return visible(self.blocks, self.streams, self.blocks, self.streams) | itself
+
+
+class KeyValueCache:
+    """Keys and values of committed tokens: per layer [num_rows, max_length, num_kv_heads, head_dim], written in place."""
+
+    def __init__(self, model: "Transformer", num_rows: int, max_length: int) -> None:
+        arch, weight = model.architecture, model.model.embed_tokens.weight
+        shape = (num_rows, max_length, arch.num_kv_heads, arch.head_dim)
+        self.max_length = max_length
+        self.keys = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
+        self.values = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Copies one row over another (the sampler keeps its live rows together)."""
+        for tensor in (*self.keys, *self.values):
+            tensor[target] = tensor[source]
+
+
+@dataclass(frozen=True)
+class CacheWindow:
+    """One forward pass through a cache: keys and values are written to rows [first_row, first_row + B) at the layout's positions.
+
+    length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only (prefill).
+    """
+
+    cache: KeyValueCache
+    first_row: int
+    length: int
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, arch: Architecture, family: Family, layer: int) -> None:
+        super().__init__()
+        self.layer, self.head_dim = layer, arch.head_dim
+        query_size, key_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+        self.q_proj = nn.Linear(arch.hidden_size, query_size, bias=family.qkv_bias)
+        self.k_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
+        self.v_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
+        self.o_proj = nn.Linear(query_size, arch.hidden_size, bias=False)
+        self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
+
+    def forward(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor, layout: Layout, window: CacheWindow | None
+    ) -> torch.Tensor:
+        b, length, _ = x.shape
+        query = rotate(self.q_norm(self.q_proj(x).view(b, length, -1, self.head_dim)), rotary)
+        key = rotate(self.k_norm(self.k_proj(x).view(b, length, -1, self.head_dim)), rotary)
+        value = self.v_proj(x).view(b, length, -1, self.head_dim)
+        if window is not None:
+            keys, values = window.cache.keys[self.layer], window.cache.values[self.layer]
+            rows = slice(window.first_row, window.first_row + b)
+            at = torch.arange(rows.start, rows.stop, device=x.device).unsqueeze(1), layout.positions
+            keys[at], values[at] = key, value
+            if window.length:
+                key, value = keys[rows, : window.length], values[rows, : window.length]
+        out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
+        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, -1))
+        return projected
+
+
+class MLP(nn.Module):
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(arch.intermediate_size, arch.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, arch: Architecture, family: Family, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(arch.hidden_size, arch.norm_eps)
+        self.self_attn = SelfAttention(arch, family, layer)
+        self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.norm_eps)
+        self.mlp = MLP(arch)
+
+    def forward(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor, layout: Layout, window: CacheWindow | None
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, mask, layout, window)
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Backbone(nn.Module):
+    def __init__(self, arch: Architecture, family: Family) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
+        self.layers = nn.ModuleList(Layer(arch, family, i) for i in range(arch.num_layers))
+        self.norm = RMSNorm(arch.hidden_size, arch.norm_eps)
+
+
+class Transformer(nn.Module):
+    """The backbone and its LM head."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.family = FAMILIES[architecture.family]
+        self.model = Backbone(architecture, self.family)
+        self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
+        if architecture.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.embed_tokens.weight.device
+
+    def forward(self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None) -> torch.Tensor:
+        """Hidden states after the last norm, [B, L, hidden], for input_ids int64 [B, L]."""
+        mask = layout.mask().unsqueeze(1)
+        x = self.model.embed_tokens(input_ids)
+        rotary = rotary_table(layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype)
+        for layer in self.model.layers:
+            x = layer(x, rotary, mask, layout, window)
+        out: torch.Tensor = self.model.norm(x)
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocab] of hidden states [..., hidden] that were read with `predictor_positions`."""
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+
+def predictor_positions(positions: torch.Tensor, family: Family) -> torch.Tensor:
+    """Where the hidden state lies that predicts the token at each position: the one place that shifts logits.
+
+    The first position of a shifted family has no predecessor and is predicted from itself, as the published samplers do.
+    """
+    return (positions - family.shift).clamp(min=0)
+
+
+def rotary_table(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [B, L, 1, head_dim] of positions int64 [B, L]; angles in float32 at least, whatever the model's dtype."""
+    wide = torch.promote_types(dtype, torch.float32)
+    powers = torch.arange(0, head_dim, 2, device=positions.device, dtype=wide) / head_dim
+    angles = positions.to(wide).unsqueeze(-1) * theta**-powers
+    angles = torch.cat([angles, angles], dim=-1).unsqueeze(2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Applies rotary positions to x [B, L, H, D] (first half paired with second half, as the published families do)."""
+    cos, sin = rotary
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def new_model(architecture: Architecture, generator: np.random.Generator) -> Transformer:
+    """A model with fresh weights drawn from `generator`: normal, 1/sqrt(fan-in) for matrices, 0.02 for embeddings; norms are one."""
+    model = Transformer(architecture)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                scale = 0.02 if "embed_tokens" in name or "lm_head" in name else parameter.shape[1] ** -0.5
+                drawn = generator.standard_normal(tuple(parameter.shape), dtype=np.float32) * scale
+                parameter.copy_(torch.from_numpy(drawn))
+            elif name.endswith("bias"):
+                parameter.zero_()
+    return model

@@ -1,0 +1,1 @@
+"""Views, likelihoods, losses, advantages."""

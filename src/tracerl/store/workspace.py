@@ -1,0 +1,80 @@
+"""Scratch work that survives a kill, and outputs that are complete or absent.
+
+A stage works in its own scratch directory, named by a fingerprint of everything its result depends on. Its whole state is one file,
+replaced atomically after each unit of work, so that a killed stage continues from its last finished unit and ends as if undisturbed.
+Finished outputs are copied beside their places, renamed into them, and only then is the scratch directory removed: a kill in between
+leaves a scratch directory from which the same command publishes again at once.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+_STATE = "state.safetensors"
+
+
+class Workspace:
+    """A scratch directory with one state file: tensors and JSON progress, saved together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for aside in directory.rglob("*.tmp"):
+            aside.unlink()
+
+    def save(self, tensors: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
+        """Replaces the state: after this returns, a kill loses nothing that came before it."""
+        aside = self.directory / (_STATE + ".tmp")
+        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, aside, metadata={"progress": json.dumps(progress)})
+        os.replace(aside, self.directory / _STATE)
+
+    def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+        """Tensors and progress of the last save, or None at the start."""
+        path = self.directory / _STATE
+        if not path.is_file():
+            return None
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads(file.metadata()["progress"])
+
+    def publish(self, outputs: Mapping[str, Path]) -> None:
+        """Puts files and directories of the scratch directory (by name) into their final places, then removes the scratch directory."""
+        for name, target in outputs.items():
+            source, aside = self.directory / name, target.with_name(target.name + ".tmp")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _remove(aside)
+            if source.is_dir():
+                shutil.copytree(source, aside)
+            else:
+                shutil.copyfile(source, aside)
+            _remove(target)
+            os.replace(aside, target)
+        shutil.rmtree(self.directory)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small text file, complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes indented JSON with a fixed key order."""
+    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,158 @@
+"""Task sets: verifiable problems with worked solutions, generated or read from a user's file, split by a hash of the problem.
+
+The split of a problem depends on nothing but its prompt, so train and test never overlap, whatever the seed, the counts or the set.
+
+Generators (difficulty = length of the chain of thought):
+* sums: `4+7+5=`, solved by running totals `11;16;#16`; difficulty is the number of terms.
+* arithmetic: `(2+3)*4-5=`, solved one operation at a time, innermost and leftmost first, `2+3=5;5*4=20;20-5=15;#15`; difficulty is the
+  number of operators. No division; every value lies in 0 to 99 and products have one-digit factors.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracerl.config import Tasks, TaskSet
+from tracerl.errors import DataError, ParamsError
+from tracerl.seeds import generator_for
+from tracerl.types import Task
+
+_LARGEST = 99
+
+
+def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root: Path) -> list[Task]:
+    """All tasks of one set, train before test. `root` is where a relative path of a file set starts.
+
+    Raises ParamsError if the generator runs out of distinct problems, DataError for a bad file.
+    """
+    if settings.source == "file":
+        return _read_user_file(name, settings, held_out, root / str(settings.path))
+    wanted = {"train": settings.num_train, "test": settings.num_test}
+    found: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
+    low, high = settings.difficulty or (1, 1)
+    rng = generator_for(seed, "tasks", name)
+    for _ in range(200 * (sum(wanted.values()) + 1)):
+        if all(len(found[split]) >= wanted[split] for split in wanted):
+            break
+        difficulty = int(rng.integers(low, high + 1))
+        prompt, answer, solution = GENERATORS[settings.source](difficulty, rng)
+        split = split_of(prompt, held_out)
+        if len(found[split]) < wanted[split] and prompt not in found[split]:
+            task_id = f"{name}/{_digest(prompt)}"
+            found[split][prompt] = Task(task_id, name, settings.source, split, difficulty, prompt, answer, solution)
+    short = {split: f"{len(found[split])} of {wanted[split]}" for split in wanted if len(found[split]) < wanted[split]}
+    if short:
+        raise ParamsError("the generator ran out of distinct problems", where=f"tasks.sets.{name}", got=short,
+                          wanted=wanted, do="widen difficulty, or ask for fewer problems")  # fmt: skip
+    return [*found["train"].values(), *found["test"].values()]
+
+
+def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Task]]:
+    """Every task set of the params. Checks that no problem is in one set's train split and another's test split."""
+    sets = {name: make_task_set(name, one, settings.held_out, seed, root) for name, one in settings.sets.items()}
+    train = {task.prompt for tasks in sets.values() for task in tasks if task.split == "train"}
+    leaked = [task.task_id for tasks in sets.values() for task in tasks if task.split == "test" and task.prompt in train]
+    if leaked:
+        raise DataError("problems are in a train and in a test split", where="tasks", got=leaked[:8], wanted="none")
+    return sets
+
+
+def split_of(prompt: str, held_out: float) -> str:
+    """"test" for the share `held_out` of all prompts, by hash."""
+    return "test" if int(_digest(prompt), 16) / 16**16 < held_out else "train"
+
+
+def _digest(prompt: str) -> str:
+    return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
+
+
+def _sums(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
+    terms = rng.integers(1, 10, size=difficulty)
+    totals = [str(total) for total in terms.cumsum()[1:]] or [str(terms[0])]
+    return "+".join(map(str, terms)) + "=", totals[-1], ";".join([*totals, f"#{totals[-1]}"])
+
+
+def _arithmetic(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
+    steps: list[str] = []
+    text, _, value = _expression(difficulty, rng, steps)
+    return text + "=", str(value), "".join(steps) + f"#{value}"
+
+
+def _expression(num_operators: int, rng: np.random.Generator, steps: list[str]) -> tuple[str, int, int]:
+    """A random expression: its text with brackets only where needed, how tightly it binds, and its value.
+
+    The operator is drawn among those that keep the value in range, so nothing is ever rejected. `steps` gets one line per operation, in
+    the order in which they are solved: left operand, right operand, itself.
+    """
+    if num_operators == 0:
+        digit = int(rng.integers(1, 10))
+        return str(digit), 3, digit
+    in_left = int(rng.integers(0, num_operators))
+    left, left_binds, a = _expression(in_left, rng, steps)
+    right, right_binds, b = _expression(num_operators - 1 - in_left, rng, steps)
+    results = {"+": a + b, "-": a - b, "*": a * b if max(a, b) <= 9 else -1}
+    allowed = [name for name, value in results.items() if 0 <= value <= _LARGEST] or ["-"]
+    operator = allowed[int(rng.integers(len(allowed)))]
+    if not 0 <= results[operator] <= _LARGEST:  # a + b too large and a < b: turn the difference round
+        left, left_binds, a, right, right_binds, b = right, right_binds, b, left, left_binds, a
+    value = {"+": a + b, "-": a - b, "*": a * b}[operator]
+    binds = 2 if operator == "*" else 1
+    steps.append(f"{a}{operator}{b}={value};")
+    left = f"({left})" if left_binds < binds else left
+    right = f"({right})" if right_binds <= binds else right
+    return left + operator + right, binds, value
+
+
+GENERATORS: dict[str, Callable[[int, np.random.Generator], tuple[str, str, str]]] = {"sums": _sums, "arithmetic": _arithmetic}
+
+
+def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
+    """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution and difficulty."""
+    tasks: dict[str, Task] = {}
+    for number, row in enumerate(_rows(path), start=1):
+        where = f"{path}, row {number}"
+        for column in ("prompt", "answer"):
+            if column not in row:
+                raise DataError("a task file lacks a column", where=where, got=sorted(row), wanted="prompt, answer, optionally solution")
+            if not isinstance(row[column], str) or not row[column].strip():
+                raise DataError(f"a task has an empty {column}", where=where, got=row[column], wanted="non-empty text",
+                                do="correct or remove this row")  # fmt: skip
+        prompt = row["prompt"]
+        solution, difficulty = str(row.get("solution") or ""), int(row.get("difficulty") or 1)
+        tasks.setdefault(
+            prompt,
+            Task(f"{name}/{_digest(prompt)}", name, "text", split_of(prompt, held_out), difficulty, prompt, row["answer"].strip(), solution),
+        )
+    chosen = []
+    for split, limit in (("train", settings.num_train), ("test", settings.num_test)):
+        chosen += [task for task in tasks.values() if task.split == split][:limit]
+    if not chosen:
+        raise DataError("a task file gives no tasks", where=str(path), got=f"{len(tasks)} distinct prompts",
+                        wanted=f"up to {settings.num_train} train and {settings.num_test} test tasks")  # fmt: skip
+    return chosen
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix not in (".jsonl", ".parquet") or not path.is_file():
+        raise DataError("a task file cannot be read", where=str(path), got="no such file" if not path.is_file() else path.suffix,
+                        wanted="an existing .jsonl or .parquet file")  # fmt: skip
+    if path.suffix == ".parquet":
+        try:
+            yield from pq.read_table(path).to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise DataError("a Parquet task file is damaged", where=str(path), got=error, do="write or copy it again") from error
+        return
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError("a line is not JSON", where=f"{path}, line {number}", got=line[:80]) from error
+        if not isinstance(row, dict):
+            raise DataError("a line is not a JSON object", where=f"{path}, line {number}", got=line[:80])
+        yield row

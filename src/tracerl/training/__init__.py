@@ -1,0 +1,1 @@
+"""The one optimisation loop and what runs on it."""

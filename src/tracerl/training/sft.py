@@ -1,0 +1,138 @@
+"""Supervised fine-tuning on trajectories, and with it the training of the small default base.
+
+Objectives: `random`, fresh block-wise noise at every visit; `trace`, the views of each example's step map. For block attention a random
+view in the training layout is the semi-autoregressive objective.
+
+Departures from the paper: the loss is divided by all trainable tokens of the batch, the unmasked included, so that with weights 1/t and
+t ~ U(0, 1) it is the evidence bound exactly; the run of end tokens that closes the last block is learned, further padding does not exist.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracerl.config import SftRound
+from tracerl.errors import DataError
+from tracerl.models.masks import block_starts_after
+from tracerl.models.tokenizer import Tokenizer
+from tracerl.models.transformer import Transformer
+from tracerl.objectives.likelihood import token_logprobs
+from tracerl.objectives.losses import sft_loss
+from tracerl.objectives.views import Plan, build_views, random_plan, num_layout_tokens, trace_plan
+from tracerl.seeds import generator_for
+from tracerl.store.workspace import Workspace
+from tracerl.training.trainer import Trainer, packed
+from tracerl.types import Task, Trajectory
+
+
+def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
+    """A task's worked solution as a trajectory without a step map."""
+    prompt, response = tokenizer.prompt_ids(task.prompt), [*tokenizer.encode(task.solution), tokenizer.end_ids[0]]
+    unknown = np.full(len(response), np.nan, dtype=np.float32)
+    return Trajectory(
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        response_ids=np.array(response, dtype=np.int32),
+        step_map=np.zeros(len(response), dtype=np.int32),
+        logprobs=unknown,
+        filtered_logprobs=unknown,
+        num_tokens=len(response),
+        block_size=1,
+        canvas_length=len(prompt) + len(response),
+        stop_reason="end",
+    )
+
+
+def completed(trajectory: Trajectory, block_size: int, end_ids: Sequence[int]) -> Trajectory:
+    """The trajectory filled with end tokens to a whole block, the closing run of end tokens made trainable.
+
+    What a sampler wrote after its end token stays as it is and, unless it is more end tokens, untrained.
+    """
+    total = block_starts_after(len(trajectory.prompt_ids) + len(trajectory.response_ids), block_size)
+    fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
+    ids = np.concatenate([trajectory.response_ids, np.full(fill, end_ids[0], dtype=np.int32)])
+    steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
+    trainable = trajectory.num_tokens
+    while trajectory.stop_reason == "end" and trainable < len(ids) and ids[trainable] in end_ids:
+        trainable += 1
+    return replace(trajectory, response_ids=ids, step_map=steps, num_tokens=trainable, canvas_length=max(total, trajectory.canvas_length))
+
+
+def train_sft(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    examples: dict[str, list[Trajectory]],
+    settings: SftRound,
+    seed: int,
+    stage: str,
+    workspace: Workspace,
+    on_step: Callable[[int, int, str], None],
+) -> list[dict[str, Any]]:
+    """Trains `model` in place on `examples` (task set -> trajectories) and returns its curve, one row per `save_every` steps.
+
+    Resumes from the workspace. Every step's examples, block size and noise are functions of (seed, stage, step).
+    """
+    trainer = Trainer(model.train(), settings.optimizer, settings.num_steps)
+    curve: list[dict[str, Any]] = []
+    if saved := workspace.load():
+        trainer.load_state(saved[0])
+        curve = saved[1]["curve"]
+    recent: list[float] = saved[1]["recent"] if saved else []
+    while trainer.num_steps < settings.num_steps:
+        stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
+        recent.append(stats.loss)
+        done = trainer.num_steps
+        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
+        if done % settings.save_every == 0 or done == settings.num_steps:
+            curve.append({"step": done, "loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr})
+            recent = []
+            workspace.save(trainer.state(), {"curve": curve, "recent": recent})
+    model.eval()
+    return curve
+
+
+def _micro_batches(
+    model: Transformer, tokenizer: Tokenizer, examples: dict[str, list[Trajectory]], settings: SftRound, rng: np.random.Generator
+) -> list[Callable[[], torch.Tensor]]:
+    """The losses of one optimizer step; their sum is the mean over all trainable tokens of its batch."""
+    sizes = np.array(list(settings.block_sizes.values()))
+    block_size = int(rng.choice(list(settings.block_sizes), p=sizes / sizes.sum()))
+    shares = np.array([settings.tasks[name] for name in examples])
+    sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
+    pools = list(examples.values())
+    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer.end_ids) for i in sets]
+    plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
+    num_trainable = sum(trajectory.num_tokens for trajectory in batch)
+    lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
+
+    def loss_of(indices: list[int]) -> Callable[[], torch.Tensor]:
+        def loss() -> torch.Tensor:
+            views = build_views([batch[i] for i in indices], [plans[i] for i in indices], block_size, model.family, tokenizer.mask_id)
+            return sft_loss(token_logprobs(model, views, temperature=1.0), views.weight.to(model.device) / num_trainable)
+
+        return loss
+
+    return [loss_of(indices) for indices in packed(lengths, settings.micro_batch_tokens)]
+
+
+def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: SftRound, rng: np.random.Generator) -> Plan:
+    if settings.objective == "trace":
+        return trace_plan(trajectory, block_size, model.family, settings.shrink)
+    return random_plan(trajectory, block_size, model.family, settings.noise, settings.weighting, rng)
+
+
+def check_lengths(examples: dict[str, list[Trajectory]], max_length: int, stage: str) -> tuple[dict[str, list[Trajectory]], dict[str, int]]:
+    """Leaves out examples longer than `max_length` tokens and counts them per task set.
+
+    Raises DataError if a set has no example left.
+    """
+    kept = {name: [t for t in pool if len(t.prompt_ids) + len(t.response_ids) <= max_length] for name, pool in examples.items()}
+    dropped = {name: len(examples[name]) - len(kept[name]) for name in examples}
+    empty = [name for name, pool in kept.items() if not pool]
+    if empty:
+        raise DataError("a task set gives no training example", where=f"{stage}: {', '.join(empty)}",
+                        got={name: f"{len(examples[name])} examples, {dropped[name]} longer than {max_length}" for name in empty},
+                        wanted="at least one with a solution", do="raise max_length, or add solutions or traces to the set")  # fmt: skip
+    return kept, dropped

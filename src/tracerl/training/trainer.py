@@ -1,0 +1,99 @@
+"""The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with globally counted denominators.
+
+SFT, the policy and later the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
+number, so that a resumed run continues bit for bit.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from tracerl.config import Optimizer
+from tracerl.errors import TrainingError
+from tracerl.models.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """loss: of the whole optimizer step. grad_norm: before clipping. lr: the rate of this step."""
+
+    loss: float
+    grad_norm: float
+    lr: float
+
+
+class Trainer:
+    """A model with its optimizer. `total_steps` is where the rate schedule ends."""
+
+    def __init__(self, model: Transformer, settings: Optimizer, total_steps: int) -> None:
+        self.model, self.settings, self.total_steps = model, settings, total_steps
+        self.num_steps = 0
+        self.parameters = dict(model.named_parameters())
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
+        )
+
+    def step(self, losses: Iterable[Callable[[], torch.Tensor]]) -> StepStats:
+        """One optimizer step on the sum of `losses`, each a micro-batch that is run and back-propagated in turn.
+
+        Raises TrainingError, with the weights untouched, if the loss or the gradient norm is not finite.
+        """
+        rate = rate_at(self.num_steps, self.total_steps, self.settings)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = 0.0
+        for loss_of in losses:
+            loss = loss_of()
+            value = float(loss.detach())
+            self._check(value, "loss")
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += value
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm))
+        self._check(norm, "gradient norm")
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.num_steps += 1
+        return StepStats(total, norm, rate)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Weights, moments and step count, by name."""
+        tensors = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        for name, parameter in self.parameters.items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{key}.{name}"] = value
+        return {**tensors, "num_steps": torch.tensor(self.num_steps)}
+
+    def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Continues from what `state` returned."""
+        self.num_steps = int(tensors["num_steps"])
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"model.{name}"])
+                if self.num_steps:
+                    keys = ("step", "exp_avg", "exp_avg_sq")
+                    self.optimizer.state[parameter] = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
+
+    def _check(self, value: float, name: str) -> None:
+        if value != value or value in (float("inf"), float("-inf")):
+            raise TrainingError(f"the {name} is not finite", where=f"optimizer step {self.num_steps + 1}", got=value, wanted="a finite number",
+                                do="lower optimizer.lr; the last saved state is untouched, so the same command resumes before this step")  # fmt: skip
+
+
+def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:
+    """Learning rate of a 0-based step: linear warm-up, constant, then a linear fall to zero over the last share `decay` of the steps."""
+    rise = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
+    fall_steps = settings.decay * total_steps
+    fall = min(1.0, (total_steps - step) / fall_steps) if fall_steps else 1.0
+    return settings.lr * rise * fall
+
+
+def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Indices packed into micro-batches of rows of similar length, each at most `max_tokens` after padding (or one row)."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i), reverse=True):
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= max_tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,0 +1,104 @@
+"""What every stage script needs: its params section, a scratch workspace named by a fingerprint, a progress bar, and a clean failure.
+
+Stages are started by DVC in the project's root. They know the params file, the folders and the terminal; the library knows none of these.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from tracerl.config import Params, load_params
+from tracerl.errors import ParamsError, TracerlError
+from tracerl.store.workspace import Workspace, write_text
+
+Section = TypeVar("Section")
+
+ROOT = Path(os.environ.get("DVC_ROOT", ".")).resolve()
+DATA, REPORTS = ROOT / "data", ROOT / "reports"
+CHECKPOINTS, ROLLOUTS, TASKS, TRACES, EVALS = (DATA / n for n in ("checkpoints", "rollouts", "tasks", "traces", "evals"))
+SCRATCH = DATA / "scratch"
+
+
+def load() -> Params:
+    """The params file of this workspace, with torch set to its thread count."""
+    params = load_params(ROOT / "params.yaml")
+    torch.set_num_threads(params.threads)
+    return params
+
+
+def section(sections: Mapping[str, Section], kind: str, name: str) -> Section:
+    """The params section of one stage of a kind."""
+    if name not in sections:
+        raise ParamsError(f"no {kind} of this name", where="params.yaml", got=name, wanted=", ".join(sections))
+    return sections[name]
+
+
+def training_outputs(stage: str) -> dict[str, Path]:
+    """Where checkpoint, curve and metrics of a training stage are published."""
+    return {
+        "curve.tsv": REPORTS / "curves" / f"{stage}.tsv",
+        "metrics.json": REPORTS / "metrics" / f"{stage}.json",
+        "checkpoint": CHECKPOINTS / stage,
+    }
+
+
+def write_curve(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows of one kind as tab-separated values, for DVC plots and the report."""
+    lines = ["\t".join(rows[0])] + ["\t".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows]
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) -> Workspace:
+    """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are removed."""
+    name = f"{stage}-{_fingerprint(params, section if isinstance(section, tuple) else (section,), inputs)}"
+    for other in SCRATCH.glob(f"{stage}-*"):
+        if other.name != name:
+            shutil.rmtree(other)
+    return Workspace(SCRATCH / name)
+
+
+def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
+    """A progress bar with ETA: a live line on a terminal, a line every ten seconds elsewhere."""
+    bar: tqdm | None = None
+
+    def show(done: int, total: int, text: str = "") -> None:
+        nonlocal bar
+        if bar is None:
+            live = sys.stderr.isatty()
+            bar = tqdm(total=total, initial=done - 1, desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live)
+        bar.set_postfix_str(text, refresh=False)
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
+
+    return show
+
+
+def run(main: Callable[..., None], description: str, *argument: str) -> None:
+    """Runs a stage with its one positional argument, if it has one; an error of ours ends it with its message, not a traceback."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in argument:
+        parser.add_argument(name)
+    try:
+        main(**vars(parser.parse_args()))
+    except TracerlError as error:
+        sys.exit(f"error: {error}")
+
+
+def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
+    """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
+    digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], params.seed, params.threads, torch.__version__]).encode())
+    code = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "stages").glob("*.py")])
+    data = sorted(file for path in inputs for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+    for file in [*code, *data]:
+        digest.update(str(file.relative_to(ROOT)).encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:12]

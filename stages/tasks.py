@@ -1,0 +1,25 @@
+"""Makes every task set of the params: data/tasks/<set>.parquet.
+
+Example: python -m stages.tasks
+"""
+
+from stages import context
+from tracerl.store.files import write_tasks
+from tracerl.store.workspace import write_json
+from tracerl.tasks import make_task_sets
+
+
+def main() -> None:
+    params = context.load()
+    space = context.workspace("tasks", params, params.tasks, [])
+    sets = make_task_sets(params.tasks, params.seed, context.ROOT)
+    counts = {}
+    for name, tasks in sets.items():
+        write_tasks(space.directory / "tasks" / f"{name}.parquet", tasks)
+        counts[name] = {split: sum(task.split == split for task in tasks) for split in ("train", "test")}
+    write_json(space.directory / "metrics.json", counts)
+    space.publish({"tasks": context.TASKS, "metrics.json": context.REPORTS / "metrics" / "tasks.json"})
+
+
+if __name__ == "__main__":
+    context.run(main, __doc__)

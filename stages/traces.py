@@ -1,0 +1,42 @@
+"""Collects traces for SFT with traces.checkpoint: data/traces/<set>.parquet.
+
+Known solutions in the model's own preferred order, and the model's own verified responses.
+
+Example: python -m stages.traces
+"""
+
+from stages import context
+from tracerl.config import Traces
+from tracerl.evaluation.responses import Occasion
+from tracerl.evaluation.traces import own_verified, preferred_solutions
+from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
+from tracerl.store.workspace import write_json
+
+
+def main() -> None:
+    params = context.load()
+    settings: Traces = params.traces
+    start = context.CHECKPOINTS / settings.checkpoint
+    names = sorted({*settings.preferred, *settings.rollouts})
+    space = context.workspace("traces", params, settings, [start, *(context.TASKS / f"{n}.parquet" for n in names)])
+    model, tokenizer = load_checkpoint(start)
+    occasion = Occasion("traces", 0, policy_hash(model), params.seed, truncated_is_wrong=True)
+    show = context.progress("traces", "set")
+    counts = {}
+    for number, name in enumerate(names, start=1):
+        path = space.directory / "traces" / f"{name}.parquet"
+        if not path.is_file():
+            train = [task for task in read_tasks(context.TASKS / f"{name}.parquet") if task.split == "train"]
+            preferred = preferred_solutions(model, tokenizer, train, settings.preferred.get(name, 0), settings, occasion)
+            own = own_verified(model, tokenizer, train, settings.rollouts.get(name, 0), settings, occasion)
+            write_rollouts(path, rollout_table([*preferred, *own]))
+        table = read_rollouts(path)
+        counts[name] = {"num_traces": table.num_rows, "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1)}
+        show(number, len(names), name)
+    write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
+    space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})
+
+
+if __name__ == "__main__":
+    context.run(main, __doc__)
