@@ -1,0 +1,86 @@
+"""The smallest models and requests that can show an error: random weights, sharp enough that a wrong mask or position moves a
+log-probability by nats, and a vocabulary small enough that end tokens turn up in some responses and not in others."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracerl.config import Sampler
+from tracerl.models.transformer import Architecture, Transformer, new_model
+from tracerl.sampling.sampler import Request
+from tracerl.seeds import generator_for, key_for
+
+MASK_ID = 0
+END_IDS = (1, 2)
+VOCAB_SIZE = 32
+
+
+def tiny_architecture(family: str, **changes: Any) -> Architecture:
+    base = Architecture(
+        family=family,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        rope_theta=10000.0,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+        mask_id=MASK_ID,
+    )
+    return replace(base, **changes)
+
+
+def sharp_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 1, **changes: Any) -> Transformer:
+    """A random model whose norms and biases are not the identity and whose log-probabilities spread over several nats."""
+    rng = generator_for(seed, "sharp", family)
+    model = new_model(tiny_architecture(family, **changes), rng)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(torch.from_numpy(rng.uniform(0.5, 1.5, tuple(parameter.shape))))
+            elif name.endswith("bias"):
+                parameter.copy_(torch.from_numpy(rng.normal(0.0, 0.5, tuple(parameter.shape))))
+            elif "embed_tokens" in name:
+                parameter.mul_(1.0 / 0.02)
+            elif "lm_head" in name:
+                parameter.mul_(0.4 / 0.02)
+            elif "q_proj" in name or "o_proj" in name or "v_proj" in name:
+                parameter.mul_(2.0)
+    return model.to(dtype).eval()
+
+
+def tiny_sampler(**changes: Any) -> Sampler:
+    settings: dict[str, Any] = {
+        "block_size": 4,
+        "steps_per_block": 4,
+        "remasking": "static",
+        "threshold": 0.5,
+        "confidence": "raw",
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "max_prompt_tokens": 64,
+        "max_new_tokens": 12,
+        "cache": False,
+        "max_rows": 7,
+    }
+    return Sampler(**{**settings, **changes})
+
+
+def tiny_requests(prompt_lengths: Sequence[int], seed: int = 1) -> list[Request]:
+    """One request per prompt length, of random ordinary tokens and end tokens; request i is the same in whatever list it stands."""
+    requests = []
+    for i, length in enumerate(prompt_lengths):
+        prompt = generator_for(seed, "prompt", i).integers(1, VOCAB_SIZE, size=length)
+        requests.append(Request([int(token) for token in prompt], key_for(seed, "noise", i)))
+    return requests
+
+
+def concatenated(parts: Sequence[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts))
