@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from stages import context
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, respond
+from tracerl.evaluation.responses import Occasion, respond, within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
 from tracerl.store.workspace import write_json
@@ -22,8 +22,11 @@ def main(name: str) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
     occasion = Occasion(f"evaluate@{name}", 0, policy_hash(model), params.seed, truncated_is_wrong=True)
     batches = []
+    dropped = {}
     for task_set in one.tasks:
-        tasks = [t for t in read_tasks(context.TASKS / f"{task_set}.parquet") if t.split == "test"][: common.num_problems]
+        test = [t for t in read_tasks(context.TASKS / f"{task_set}.parquet") if t.split == "test"]
+        fitting, dropped[task_set] = within_prompt_limit(test, tokenizer, common.sampler, f"{occasion.stage}: {task_set}")
+        tasks = fitting[: common.num_problems]
         for mode in common.remasking:
             for first in range(0, len(tasks), common.batch_size):
                 batches.append((task_set, mode, first, tasks[first : first + common.batch_size]))
@@ -49,7 +52,7 @@ def main(name: str) -> None:
         for (task_set, mode), parts in tables.items()
     ]
     settings = {**common.sampler.model_dump(), "max_new_tokens": one.max_new_tokens, "seed": params.seed, "policy_hash": occasion.policy_hash}
-    write_json(space.directory / "metrics.json", {"rows": rows, "settings": settings})
+    write_json(space.directory / "metrics.json", {"rows": rows, "settings": settings, "dropped_prompt_too_long": dropped})
     space.publish({"rows": context.EVALS / name, "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json"})
 
 

@@ -4,6 +4,7 @@ Example: python -m stages.rl short
 """
 
 from stages import context
+from tracerl.evaluation.responses import within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
 from tracerl.store.files import read_tasks
 from tracerl.store.workspace import write_json
@@ -18,7 +19,8 @@ def main(name: str) -> None:
     model, tokenizer = load_checkpoint(start)
     reference = load_checkpoint(start)[0] if settings.kl_to == "initial" else None
     tasks = {task_set: read_tasks(context.TASKS / f"{task_set}.parquet") for task_set in settings.tasks}
-    train, test = ({n: [t for t in pool if t.split == split] for n, pool in tasks.items()} for split in ("train", "test"))
+    fitting = {n: within_prompt_limit(pool, tokenizer, settings.sampler, f"{stage}: {n}") for n, pool in tasks.items()}
+    train, test = ({n: [t for t in pool if t.split == split] for n, (pool, _) in fitting.items()} for split in ("train", "test"))
     curves = train_rl(
         model, reference, tokenizer, train, test, settings, params.seed, stage, space, context.progress(stage, "iteration")
     )
@@ -31,6 +33,7 @@ def main(name: str) -> None:
         "policy_hash": policy_hash(model),
         "iterations": settings.iterations,
         "responses": sum(row["sampled_groups"] for row in curves["train"]) * settings.group_size,
+        "dropped_prompt_too_long": {n: dropped for n, (_, dropped) in fitting.items()},
         "held_out": {mode: {f: {"before": first[mode][f], "after": last[mode][f]} for f in figures} for mode in last},
     }
     write_json(space.directory / "metrics.json", metrics)

@@ -28,7 +28,7 @@ def train_and_publish(
     stage: str, params: Params, section: Any, settings: SftRound, initial: Callable[[Params], tuple[Transformer, Tokenizer]], *inputs: Any
 ) -> None:
     """Trains from `initial` and publishes checkpoint, curve and metrics of `stage`."""
-    source = context.TASKS if settings.data == "worked" else context.TRACES
+    source = context.TASKS if settings.data == "tasks" else context.TRACES
     files = [source / f"{task_set}.parquet" for task_set in settings.tasks]
     space = context.workspace(stage, params, section, [*files, *inputs])
     model, tokenizer = initial(params)

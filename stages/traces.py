@@ -7,7 +7,7 @@ Example: python -m stages.traces
 
 from stages import context
 from tracerl.config import Traces
-from tracerl.evaluation.responses import Occasion
+from tracerl.evaluation.responses import Occasion, within_prompt_limit
 from tracerl.evaluation.traces import own_verified, preferred_solutions
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
@@ -26,13 +26,15 @@ def main() -> None:
     counts = {}
     for number, name in enumerate(names, start=1):
         path = space.directory / "traces" / f"{name}.parquet"
+        every = [task for task in read_tasks(context.TASKS / f"{name}.parquet") if task.split == "train"]
+        train, dropped = within_prompt_limit(every, tokenizer, settings.sampler, f"traces: {name}")
         if not path.is_file():
-            train = [task for task in read_tasks(context.TASKS / f"{name}.parquet") if task.split == "train"]
             preferred = preferred_solutions(model, tokenizer, train, settings.preferred.get(name, 0), settings, occasion)
             own = own_verified(model, tokenizer, train, settings.rollouts.get(name, 0), settings, occasion)
             write_rollouts(path, rollout_table([*preferred, *own]))
         table = read_rollouts(path)
-        counts[name] = {"num_traces": table.num_rows, "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1)}
+        mean_steps = sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1)
+        counts[name] = {"num_traces": table.num_rows, "mean_steps": mean_steps, "dropped_prompt_too_long": dropped}
         show(number, len(names), name)
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
     space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})

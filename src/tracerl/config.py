@@ -79,7 +79,8 @@ class Optimizer(Section):
 class Sampler(Section):
     """How responses are sampled; see sampling/sampler.py.
 
-    max_new_tokens: response limit, rounded up to whole blocks. steps_per_block: of static sampling.
+    max_new_tokens: response limit, rounded up to whole blocks. max_prompt_tokens: tasks with a longer prompt are left out and counted.
+    steps_per_block: of static sampling. confidence: of the drawn token, under the raw or the tempered distribution.
     temperature 0 takes the most likely token. top_k 0 and top_p 1 are off. max_rows: responses sampled at once.
     """
 
@@ -91,6 +92,7 @@ class Sampler(Section):
     temperature: float = Field(ge=0.0)
     top_k: int = Field(ge=0)
     top_p: float = Field(gt=0.0, le=1.0)
+    max_prompt_tokens: int = Positive
     max_new_tokens: int = Positive
     cache: bool
     max_rows: int = Positive
@@ -105,14 +107,14 @@ class Sampler(Section):
 class SftRound(Section):
     """Supervised fine-tuning from checkpoint `init` on `data`.
 
-    data: "worked" (the task sets' worked solutions) or "traces" (the traces stage's files, with step maps).
+    data: "tasks" (the task sets' worked solutions) or "traces" (the traces stage's files, with step maps).
     objective: "random" (fresh noise, per block or per sequence) or "trace" (views of the step map).
     noise: range of the noise level t. weighting: "inverse_t" or "uniform". block_sizes: block size -> share of the batches.
     tasks: task set -> share of the examples.
     """
 
     init: str
-    data: Literal["worked", "traces"]
+    data: Literal["tasks", "traces"]
     objective: Literal["random", "trace"]
     noise: tuple[float, float]
     weighting: Literal["inverse_t", "uniform"]

@@ -5,12 +5,13 @@ The split of a problem depends on nothing but its prompt, so train and test neve
 Generators (difficulty = length of the chain of thought):
 * sums: `4+7+5=`, solved by running totals `11;16;#16`; difficulty is the number of terms.
 * arithmetic: `(2+3)*4-5=`, solved one operation at a time, innermost and leftmost first, `2+3=5;5*4=20;20-5=15;#15`; difficulty is the
-  number of operators. No division; every value lies in 0 to 99 and products have one-digit factors.
+  number of operators. No division; every value lies in 0 to 20.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tracerl.errors import DataError, ParamsError
 from tracerl.seeds import generator_for
 from tracerl.types import Task
 
-_LARGEST = 99
+_LARGEST = 20
 
 
 def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root: Path) -> list[Task]:
@@ -79,34 +80,38 @@ def _sums(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
 
 
 def _arithmetic(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
-    steps: list[str] = []
-    text, _, value = _expression(difficulty, rng, steps)
-    return text + "=", str(value), "".join(steps) + f"#{value}"
+    expression = _expression(difficulty, rng)
+    return expression.text + "=", str(expression.value), "".join(expression.steps) + f"#{expression.value}"
 
 
-def _expression(num_operators: int, rng: np.random.Generator, steps: list[str]) -> tuple[str, int, int]:
-    """A random expression: its text with brackets only where needed, how tightly it binds, and its value.
+@dataclass(frozen=True)
+class _Expression:
+    """text: infix with brackets only where needed. binds: how tightly its operator binds. steps: one line per operation, in the order
+    in which they are solved (left operand, right operand, itself)."""
 
-    The operator is drawn among those that keep the value in range, so nothing is ever rejected. `steps` gets one line per operation, in
-    the order in which they are solved: left operand, right operand, itself.
-    """
+    text: str
+    binds: int
+    value: int
+    steps: list[str]
+
+
+def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
+    """A random expression. The operator is drawn among those that keep its value in range, so nothing is ever rejected."""
     if num_operators == 0:
         digit = int(rng.integers(1, 10))
-        return str(digit), 3, digit
+        return _Expression(str(digit), 3, digit, [])
     in_left = int(rng.integers(0, num_operators))
-    left, left_binds, a = _expression(in_left, rng, steps)
-    right, right_binds, b = _expression(num_operators - 1 - in_left, rng, steps)
-    results = {"+": a + b, "-": a - b, "*": a * b if max(a, b) <= 9 else -1}
-    allowed = [name for name, value in results.items() if 0 <= value <= _LARGEST] or ["-"]
+    left, right = _expression(in_left, rng), _expression(num_operators - 1 - in_left, rng)
+    if left.value < right.value and left.value + right.value > _LARGEST:
+        left, right = right, left  # so that the difference is always allowed
+    values = {"+": left.value + right.value, "-": left.value - right.value, "*": left.value * right.value}
+    allowed = [name for name, value in values.items() if 0 <= value <= _LARGEST]
     operator = allowed[int(rng.integers(len(allowed)))]
-    if not 0 <= results[operator] <= _LARGEST:  # a + b too large and a < b: turn the difference round
-        left, left_binds, a, right, right_binds, b = right, right_binds, b, left, left_binds, a
-    value = {"+": a + b, "-": a - b, "*": a * b}[operator]
     binds = 2 if operator == "*" else 1
-    steps.append(f"{a}{operator}{b}={value};")
-    left = f"({left})" if left_binds < binds else left
-    right = f"({right})" if right_binds <= binds else right
-    return left + operator + right, binds, value
+    step = f"{left.value}{operator}{right.value}={values[operator]};"
+    left_text = f"({left.text})" if left.binds < binds else left.text
+    right_text = f"({right.text})" if right.binds <= binds else right.text
+    return _Expression(left_text + operator + right_text, binds, values[operator], [*left.steps, *right.steps, step])
 
 
 GENERATORS: dict[str, Callable[[int, np.random.Generator], tuple[str, str, str]]] = {"sums": _sums, "arithmetic": _arithmetic}

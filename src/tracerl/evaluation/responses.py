@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tracerl.config import Sampler
+from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify import verify
@@ -65,8 +66,20 @@ def respond(
     return rollouts
 
 
+def within_prompt_limit(tasks: Sequence[Task], tokenizer: Tokenizer, settings: Sampler, where: str) -> tuple[list[Task], int]:
+    """The tasks whose prompt fits `max_prompt_tokens`, and how many do not.
+
+    Raises DataError if none fits.
+    """
+    kept = [task for task in tasks if len(tokenizer.prompt_ids(task.prompt)) <= settings.max_prompt_tokens]
+    if tasks and not kept:
+        raise DataError("every prompt is longer than the limit", where=where, got=f"{len(tasks)} tasks",
+                        wanted=f"prompts of at most {settings.max_prompt_tokens} tokens", do="raise sampler.max_prompt_tokens")  # fmt: skip
+    return kept, len(tasks) - len(kept)
+
+
 def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
     """The sampler's settings as columns of the store."""
     exact = settings.cache and model.family.attention == "block_causal"
-    kept = settings.model_dump(exclude={"block_size", "cache", "max_rows"})
+    kept = settings.model_dump(exclude={"block_size", "cache", "max_rows", "max_prompt_tokens"})
     return {**kept, "cache_mode": "exact" if exact else "none", "cache_horizon": None}

@@ -21,10 +21,10 @@ def group_advantages(kind: str, rewards: Floats) -> Floats:
 
 
 def keeps_group(rewards: Floats, pass_rate: tuple[float, float]) -> bool:
-    """Whether a group's rewards say which responses are better.
+    """Whether a group is trained on.
 
-    Binary rewards: the pass rate lies inside `pass_rate`, bounds included. Graded rewards: they are not all equal.
+    Binary rewards: its pass rate lies inside `pass_rate`, bounds included. Graded rewards: they are not all equal.
     """
     if np.isin(rewards, (0.0, 1.0)).all():
-        return bool(pass_rate[0] <= rewards.mean() <= pass_rate[1]) and 0 < rewards.mean() < 1
+        return bool(pass_rate[0] <= rewards.mean() <= pass_rate[1])
     return bool(rewards.min() != rewards.max())

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+
+from tracerl.errors import DataError
 
 _STATE = "state.safetensors"
 
@@ -33,7 +35,11 @@ class Workspace:
         """Replaces the state: after this returns, a kill loses nothing that came before it."""
         aside = self.directory / (_STATE + ".tmp")
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        save_file(contiguous, aside, metadata={"progress": json.dumps(progress)})
+        try:
+            save_file(contiguous, aside, metadata={"progress": json.dumps(progress)})
+        except SafetensorError as error:
+            raise DataError("the state could not be saved; the one before it is untouched", where=str(aside), got=error,
+                            do="free disk space and run the same command again: it resumes") from error  # fmt: skip
         os.replace(aside, self.directory / _STATE)
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:

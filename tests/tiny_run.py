@@ -1,0 +1,71 @@
+"""The shipped params scaled down to seconds, and stages run on them in a folder of their own, as DVC runs them."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def tiny_params() -> dict[str, Any]:
+    """params.yaml with a model of 20,000 parameters, a few steps in every stage, and `sums-short` so easy that a few steps teach it."""
+    params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    for task_set in params["tasks"]["sets"].values():
+        task_set.update(num_train=60, num_test=20, difficulty=[2, 4])
+    params["tasks"]["sets"]["sums-short"].update(source="file", path="easy.jsonl")
+    params["base"]["model"].update(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16)
+    for training in (params["base"]["train"], *params["sft"].values()):
+        training.update(num_steps=12, batch_size=8, save_every=2)
+        training["optimizer"] = {**training["optimizer"], "lr": 0.01, "warmup": 0}
+    params["base"]["train"].update(num_steps=40)
+    params["traces"].update(preferred=dict.fromkeys(params["traces"]["preferred"], 12), batch_size=4)
+    params["traces"].update(rollouts=dict.fromkeys(params["traces"]["rollouts"], 4))
+    for rl in params["rl"].values():
+        rl.update(iterations=4, groups=4, group_size=4, min_groups=1, max_sampled_groups=8, pass_rate=[0.0, 1.0])
+        rl["held_out"] = {**rl["held_out"], "every": 2, "num_problems": 2}
+    params["evaluation"].update(num_problems=16, batch_size=4, bootstrap=50)
+    return params
+
+
+def write_params(folder: Path, params: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    easy = [{"prompt": f"{i}?", "answer": "1", "solution": "1"} for i in range(120)]
+    (folder / "easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in easy))
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "DVC_ROOT": str(folder), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def start_stage(folder: Path, stage: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts `python -m stages.<stage>` on the params of `folder`."""
+    command = [sys.executable, "-m", f"stages.{stage}", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run_stage(folder: Path, stage: str, *arguments: str) -> None:
+    """Runs a stage to its end; fails with its output if it fails."""
+    process = start_stage(folder, stage, *arguments)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+
+
+def fails(folder: Path, stage: str, *arguments: str) -> str:
+    """Output of a stage that must fail with a message of ours and no traceback."""
+    process = start_stage(folder, stage, *arguments)
+    output, _ = process.communicate()
+    assert process.returncode == 1 and "error: " in output and "Traceback" not in output, output
+    return output
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder, by relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
