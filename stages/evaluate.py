@@ -21,6 +21,7 @@ def main(name: str) -> None:
     space = context.workspace(f"evaluate@{name}", params, (one, common), inputs)
     model, tokenizer = load_checkpoint(checkpoint)
     occasion = Occasion(f"evaluate@{name}", 0, policy_hash(model), params.seed, truncated_is_wrong=True)
+    override = {"block_size": one.block_size, "steps_per_block": one.block_size, "max_new_tokens": one.max_new_tokens}
     batches = []
     dropped = {}
     for task_set in one.tasks:
@@ -28,16 +29,14 @@ def main(name: str) -> None:
         fitting, dropped[task_set] = within_prompt_limit(test, tokenizer, common.sampler, f"{occasion.stage}: {task_set}")
         tasks = fitting[: common.num_problems]
         for mode in common.remasking:
-            for first in range(0, len(tasks), common.batch_size):
-                batches.append((task_set, mode, first, tasks[first : first + common.batch_size]))
+            batches += [(task_set, mode, i, tasks[i : i + common.batch_size]) for i in range(0, len(tasks), common.batch_size)]
     show = context.progress(f"evaluate@{name}", "batch")
     tables: dict[tuple[str, str], list[pa.Table]] = {}
     for number, (task_set, mode, first, tasks) in enumerate(batches, start=1):
         path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
         if not path.is_file():
-            override = {"remasking": mode, "block_size": one.block_size, "steps_per_block": one.block_size, "max_new_tokens": one.max_new_tokens}
             at = Occasion(f"{occasion.stage}/{mode}", 0, occasion.policy_hash, occasion.seed, truncated_is_wrong=True)
-            sampler = common.sampler.model_copy(update=override)
+            sampler = common.sampler.model_copy(update={**override, "remasking": mode})
             write_rollouts(path, rollout_table(respond(model, tokenizer, tasks, common.num_samples, sampler, at)))
         tables.setdefault((task_set, mode), []).append(read_rollouts(path))
         show(number, len(batches), f"{task_set} {mode}")
@@ -51,7 +50,7 @@ def main(name: str) -> None:
         }
         for (task_set, mode), parts in tables.items()
     ]
-    settings = {**common.sampler.model_dump(), "max_new_tokens": one.max_new_tokens, "seed": params.seed, "policy_hash": occasion.policy_hash}
+    settings = {**common.sampler.model_dump(), **override, "seed": params.seed, "policy_hash": occasion.policy_hash}
     write_json(space.directory / "metrics.json", {"rows": rows, "settings": settings, "dropped_prompt_too_long": dropped})
     space.publish({"rows": context.EVALS / name, "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json"})
 

@@ -21,9 +21,7 @@ def main(name: str) -> None:
     tasks = {task_set: read_tasks(context.TASKS / f"{task_set}.parquet") for task_set in settings.tasks}
     fitting = {n: within_prompt_limit(pool, tokenizer, settings.sampler, f"{stage}: {n}") for n, pool in tasks.items()}
     train, test = ({n: [t for t in pool if t.split == split] for n, (pool, _) in fitting.items()} for split in ("train", "test"))
-    curves = train_rl(
-        model, reference, tokenizer, train, test, settings, params.seed, stage, space, context.progress(stage, "iteration")
-    )
+    curves = train_rl(model, reference, tokenizer, train, test, settings, params.seed, stage, space, context.progress(stage, "iteration"))
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])

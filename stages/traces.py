@@ -8,10 +8,10 @@ Example: python -m stages.traces
 from stages import context
 from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, within_prompt_limit
-from tracerl.evaluation.traces import own_verified, preferred_solutions
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
 from tracerl.store.workspace import write_json
+from tracerl.training.traces import own_verified, preferred_solutions
 
 
 def main() -> None:

@@ -61,7 +61,9 @@ def fails(folder: Path, stage: str, *arguments: str) -> str:
     """Output of a stage that must fail with a message of ours and no traceback."""
     process = start_stage(folder, stage, *arguments)
     output, _ = process.communicate()
-    assert process.returncode == 1 and "error: " in output and "Traceback" not in output, output
+    assert process.returncode == 1, output
+    assert "error: " in output, output
+    assert "Traceback" not in output, output
     return output
 
 

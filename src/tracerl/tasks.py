@@ -65,7 +65,7 @@ def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Tas
 
 
 def split_of(prompt: str, held_out: float) -> str:
-    """"test" for the share `held_out` of all prompts, by hash."""
+    """ "test" for the share `held_out` of all prompts, by hash."""
     return "test" if int(_digest(prompt), 16) / 16**16 < held_out else "train"
 
 
@@ -132,7 +132,9 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
         solution, difficulty = str(row.get("solution") or ""), int(row.get("difficulty") or 1)
         tasks.setdefault(
             prompt,
-            Task(f"{name}/{_digest(prompt)}", name, "text", split_of(prompt, held_out), difficulty, prompt, row["answer"].strip(), solution),
+            Task(
+                f"{name}/{_digest(prompt)}", name, "text", split_of(prompt, held_out), difficulty, prompt, row["answer"].strip(), solution
+            ),
         )
     chosen = []
     for split, limit in (("train", settings.num_train), ("test", settings.num_test)):

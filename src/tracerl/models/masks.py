@@ -26,9 +26,7 @@ def attention_blocks(positions: torch.Tensor, block_size: int, attention: Attent
     return positions // block_size if attention == "block_causal" else torch.zeros_like(positions)
 
 
-def visible(
-    query_blocks: torch.Tensor, query_streams: torch.Tensor, key_blocks: torch.Tensor, key_streams: torch.Tensor
-) -> torch.Tensor:
+def visible(query_blocks: torch.Tensor, query_streams: torch.Tensor, key_blocks: torch.Tensor, key_streams: torch.Tensor) -> torch.Tensor:
     """Which keys each query sees, bool [..., Q, K], from int64 [..., Q] and [..., K].
 
     A clean key is seen from its own block on by clean queries and from the next block on by noisy ones; a noisy key is seen by its own

@@ -117,7 +117,7 @@ def build_views(trajectories: Sequence[Trajectory], plans: Sequence[Plan], block
             rows.append(row)
             source.append(np.full(len(row.tokens), index))
             weight.append(plan.weights[row.views, row.tokens])
-            targets.append(trajectory.response_ids[row.tokens])
+            targets.append(trajectory.response_ids[row.tokens].astype(np.int64))
             _, local = np.unique(np.stack([blocks[row.tokens], row.views]), axis=1, return_inverse=True)
             group.append(local.reshape(-1) + num_groups)
             num_groups += int(local.max(initial=-1)) + 1

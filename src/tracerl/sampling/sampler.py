@@ -222,9 +222,10 @@ class _Slots:
 
     def _decide(self, hidden: torch.Tensor, masked: torch.Tensor, live: torch.Tensor) -> tuple[torch.Tensor, Drawn]:
         """Draws a token at every masked live position and chooses which to commit, bool [n, K]."""
-        at = masked.nonzero(as_tuple=True)
-        counters = (self.num_steps[at[0]] << 32) + live[at]
-        drawn = draw(self.model.logits(hidden[at]), uniforms(self.key[at[0]], counters), self.settings).scattered(at, live.shape)
+        rows, columns = masked.nonzero(as_tuple=True)
+        at = rows, columns
+        counters = (self.num_steps[rows] << 32) + live[at]
+        drawn = draw(self.model.logits(hidden[at]), uniforms(self.key[rows], counters), self.settings).scattered(at, live.shape)
         return choose(drawn.confidence, masked, self.step_in_block[: self.count], self.settings), drawn
 
     def _trajectory(self, row: int, ended: bool) -> Trajectory:

@@ -175,7 +175,9 @@ class _Round:
                 old = token_logprobs(self.model.eval(), views, settings.sampler.temperature)
                 initial = token_logprobs(self.reference, views, settings.sampler.temperature) if self.reference is not None else old
             advantages = torch.from_numpy(batch.advantages[indices]).to(old.dtype)[views.source].to(old.device)
-            prepared.append(MicroBatch(views, token_weights(settings.reduction, views.group, divisor).to(old.device), advantages, old, initial))
+            prepared.append(
+                MicroBatch(views, token_weights(settings.reduction, views.group, divisor).to(old.device), advantages, old, initial)
+            )
         return prepared
 
     def _update(self, trainer: Trainer, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
@@ -211,7 +213,7 @@ def _batch(groups: Sequence[Sequence[Rollout]], settings: RlRound) -> Batch:
 def _draw_tasks(tasks: dict[str, list[Task]], shares: dict[str, float], count: int, rng: np.random.Generator) -> list[Task]:
     """`count` tasks, sets drawn by share, no task twice (fewer if the sets are smaller)."""
     orders = {name: list(rng.permutation(len(pool))) for name, pool in tasks.items()}
-    drawn = []
+    drawn: list[Task] = []
     while len(drawn) < count and any(orders.values()):
         names = [name for name in tasks if orders[name]]
         weights = np.array([shares[name] for name in names])

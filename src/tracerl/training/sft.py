@@ -21,7 +21,7 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
-from tracerl.objectives.views import Plan, build_views, random_plan, num_layout_tokens, trace_plan
+from tracerl.objectives.views import Plan, build_views, num_layout_tokens, random_plan, trace_plan
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
 from tracerl.training.trainer import Trainer, packed

@@ -4,6 +4,7 @@ SFT, the policy and later the value model run on it. All of its state, weights a
 number, so that a resumed run continues bit for bit.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -75,9 +76,14 @@ class Trainer:
                     self.optimizer.state[parameter] = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
 
     def _check(self, value: float, name: str) -> None:
-        if value != value or value in (float("inf"), float("-inf")):
-            raise TrainingError(f"the {name} is not finite", where=f"optimizer step {self.num_steps + 1}", got=value, wanted="a finite number",
-                                do="lower optimizer.lr; the last saved state is untouched, so the same command resumes before this step")  # fmt: skip
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the {name} is not finite",
+                where=f"optimizer step {self.num_steps + 1}",
+                got=value,
+                wanted="a finite number",
+                do="lower optimizer.lr; the last saved state is untouched, so the same command resumes before this step",
+            )
 
 
 def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:
