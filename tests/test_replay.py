@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import END_IDS, MASK_ID, concatenated, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import END_IDS, MASK_ID, SAMPLERS, concatenated, sharp_model, tiny_requests, tiny_sampler
 from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
@@ -25,10 +25,6 @@ from tracerl.types import Trajectory, Views
 TOLERANCE = 1e-5
 REMASKING = ("static", "dynamic", "sequential")
 TEMPERATURES = (0.7, 1.0)
-# Families with each cache that is exact for them.
-SAMPLERS = [
-    (name, cache) for name, family in FAMILIES.items() for cache in ([False, True] if family.attention == "block_causal" else [False])
-]
 MODELS = {family: sharp_model(family) for family in FAMILIES}
 
 

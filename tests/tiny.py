@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tracerl.config import Sampler
+from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
@@ -16,6 +17,11 @@ from tracerl.seeds import generator_for, key_for
 MASK_ID = 0
 END_IDS = (1, 2)
 VOCAB_SIZE = 32
+
+# Families with each cache that is exact for them.
+SAMPLERS = [
+    (name, cache) for name, family in FAMILIES.items() for cache in ([False, True] if family.attention == "block_causal" else [False])
+]
 
 
 def tiny_architecture(family: str, **changes: Any) -> Architecture:
@@ -84,3 +90,11 @@ def tiny_requests(prompt_lengths: Sequence[int], seed: int = 1) -> list[Request]
 
 def concatenated(parts: Sequence[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(parts))
+
+
+def chi_square_z(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's statistic of counts against expected counts, as standard deviations from its mean (Wilson and Hilferty's cube root)."""
+    freedom = len(counts) - 1
+    ratio = float(((counts - expected) ** 2 / expected).sum()) / freedom
+    spread = 2 / (9 * freedom)
+    return float((np.cbrt(ratio) - (1 - spread)) / np.sqrt(spread))
