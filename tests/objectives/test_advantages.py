@@ -1,0 +1,85 @@
+"""Advantages and the group filter against hand-computed groups."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tracerl.objectives.advantages import group_advantages, keeps_group
+
+KINDS = ("group", "mean", "rloo")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rewards", "advantages"),
+    [
+        ("group", [1, 0, 0, 1], [1, -1, -1, 1]),
+        ("group", [1, 0, 0, 0], [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]),  # population deviation sqrt(3)/4
+        ("group", [1, 1, 1], [0, 0, 0]),
+        ("mean", [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
+        ("rloo", [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
+        ("rloo", [1, 0], [1, -1]),
+        ("rloo", [0.5, 0.2, 0.8], [0, -0.45, 0.45]),
+    ],
+)
+def test_advantages_of_a_group(kind, rewards, advantages):
+    assert group_advantages(kind, np.array(rewards, dtype=float)).tolist() == pytest.approx(advantages)
+
+
+rewards_of_groups = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=12).map(np.array)
+
+
+@given(rewards=rewards_of_groups)
+@settings(derandomize=True, deadline=None)
+def test_advantages_sum_to_nothing_and_keep_the_order_of_the_rewards(rewards):
+    for kind in KINDS:
+        advantages = group_advantages(kind, rewards)
+        assert advantages.sum() == pytest.approx(0, abs=1e-9)
+        order = np.argsort(rewards, kind="stable")
+        assert (np.diff(advantages[order]) >= 0).all()
+
+
+@given(rewards=rewards_of_groups)
+@settings(derandomize=True, deadline=None)
+def test_leave_one_out_is_each_reward_less_the_mean_of_the_others(rewards):
+    wanted = [reward - np.delete(rewards, i).mean() for i, reward in enumerate(rewards)]
+    assert group_advantages("rloo", rewards).tolist() == pytest.approx(wanted, abs=1e-9)
+
+
+@given(rewards=rewards_of_groups.filter(lambda r: r.std() > 1e-6))
+@settings(derandomize=True, deadline=None)
+def test_z_scores_have_unit_deviation(rewards):
+    assert group_advantages("group", rewards).std() == pytest.approx(1)
+
+
+@given(reward=st.floats(-10, 10), size=st.integers(2, 12))
+@settings(derandomize=True, deadline=None)
+def test_equal_rewards_give_no_advantage(reward, size):
+    """Whatever the reward: the mean of equal numbers need not be that number in floating point."""
+    for kind in KINDS:
+        assert group_advantages(kind, np.full(size, reward)).tolist() == pytest.approx([0.0] * size, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("num_correct", "kept"),
+    [(0, False), (1, False), (2, True), (5, True), (8, True), (9, False), (10, False)],
+)
+def test_binary_groups_are_kept_inside_the_pass_rates_bounds_included(num_correct, kept):
+    rewards = np.array([1.0] * num_correct + [0.0] * (10 - num_correct))
+    assert keeps_group(rewards, (0.2, 0.8)) is kept
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 16])
+def test_a_pass_rate_that_is_a_bound_lies_inside(size):
+    for num_correct in range(size + 1):
+        rewards, rate = np.array([1.0] * num_correct + [0.0] * (size - num_correct)), num_correct / size
+        assert keeps_group(rewards, (rate, rate))
+        assert keeps_group(rewards, (0.0, 1.0))
+        assert keeps_group(rewards, (0.001, 0.999)) is (0 < num_correct < size)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"), [([0.5, 0.5, 0.5], False), ([0.5, 0.25], True), ([0.0, 0.1, 0.0, 0.0], True), ([1.0, 1.0, 0.9], True)]
+)
+def test_graded_groups_are_kept_unless_all_their_rewards_are_equal(rewards, kept):
+    assert keeps_group(np.array(rewards), (0.4, 0.6)) is kept
