@@ -1,0 +1,114 @@
+"""Laws of the catalog: views mirror the files that are there, and a query can neither leave the data folder nor change it."""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from tests.reporting.synthetic_run import make_rollouts, make_tasks
+from tracerl.errors import DataError
+from tracerl.store.catalog import VIEWS, answer, connect
+from tracerl.store.files import rollout_table, write_rollouts, write_tasks
+from tracerl.store.schema import ROLLOUTS, TASKS
+
+PLACES = {
+    "tasks": "tasks/mixed.parquet",
+    "rollouts": "rollouts/rl@short/iter-00001.parquet",
+    "traces": "traces/mixed.parquet",
+    "evals": "evals/short/mixed-static-000000.parquet",
+}
+
+
+def fill(root: Path, view: str) -> Path:
+    """Writes one file of a view through the shipped writers."""
+    path = root / "data" / PLACES[view]
+    if view == "tasks":
+        write_tasks(path, make_tasks())
+    else:
+        write_rollouts(path, rollout_table(make_rollouts("rl@short", 1)))
+    return path
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
+    empty = answer(connect(tmp_path), f"FROM {view}")
+    fill(tmp_path, view)
+    full = answer(connect(tmp_path), f"FROM {view}")
+    assert empty.num_rows == 0
+    assert full.num_rows > 0
+    assert empty.schema.names == full.schema.names == (TASKS if view == "tasks" else ROLLOUTS).names
+    described = [answer(connect(root), f"DESCRIBE {view}").column("column_type") for root in (tmp_path, tmp_path / "none")]
+    assert described[0] == described[1]
+
+
+def test_views_return_what_the_stages_wrote(tmp_path):
+    for view in VIEWS:
+        fill(tmp_path, view)
+    query = (
+        "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) WHERE sample_index = $index ORDER BY task_id"
+    )
+    rows = answer(connect(tmp_path), query, {"index": 0}).to_pylist()
+    expected = [r for r in make_rollouts("rl@short", 1) if r.sample_index == 0]
+    assert [(row["prompt"], row["text"], row["verdict"]) for row in rows] == [(r.task.prompt, r.text, r.verdict) for r in expected]
+    assert [row["response_ids"] for row in rows] == [r.trajectory.response_ids.tolist() for r in expected]
+
+
+def test_outputs_that_are_still_being_published_are_not_seen(tmp_path):
+    path = fill(tmp_path, "rollouts")
+    path.parent.rename(path.parent.with_name("rl@short.tmp"))
+    assert answer(connect(tmp_path), "FROM rollouts").num_rows == 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_torn_file_is_named(view, tmp_path):
+    path = fill(tmp_path, view)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="damaged") as error:
+        connect(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_of_another_schema_version_is_named(tmp_path):
+    path = fill(tmp_path, "rollouts")
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"tracerl.schema_version": "0"}), path)
+    with pytest.raises(DataError, match="another schema version") as error:
+        connect(tmp_path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["secret.csv", "data/../secret.csv", "/etc/passwd"])
+def test_a_path_outside_the_data_folder_is_refused(path, tmp_path):
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    fill(tmp_path, "tasks")
+    connection = connect(tmp_path)
+    with pytest.raises(DataError, match="cannot be answered"):
+        answer(connection, f"FROM read_csv('{tmp_path / path}')")
+
+
+def test_the_lock_holds_for_whoever_has_the_connection(tmp_path):
+    with pytest.raises(duckdb.Error, match="locked"):
+        connect(tmp_path).execute("SET enable_external_access = true")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COPY tasks TO '{data}/copy.parquet'",
+        "ATTACH '{data}/more.duckdb'",
+        "SET enable_external_access = true",
+        "SELECT 1; DROP TABLE evals",
+        "",
+    ],
+)
+def test_a_statement_that_is_not_one_query_is_refused(statement, tmp_path):
+    path = fill(tmp_path, "tasks")
+    connection = connect(tmp_path)
+    with pytest.raises(DataError, match="not a query"):
+        answer(connection, statement.format(data=tmp_path / "data"))
+    assert [file for file in (tmp_path / "data").rglob("*") if file.is_file()] == [path]
+
+
+def test_a_wrong_query_is_explained(tmp_path):
+    with pytest.raises(DataError, match="rewards"):
+        answer(connect(tmp_path), "SELECT rewards FROM rollouts")
