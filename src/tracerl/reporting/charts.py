@@ -1,0 +1,195 @@
+"""Charts as inline SVG: lines over steps, changes between two measurements, and one interval for a table cell.
+
+A chart is a string of SVG that scales with its container. Colours, fonts and strokes are left to the page through classes, `s0`, `s1`, ...
+for the series, so that one picture serves light, dark and print. Every text is escaped.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+Format = Callable[[float], str]
+Scale = Callable[[float], float]
+
+_WIDTH, _HEIGHT = 360, 226  # units of the view box, about one CSS pixel each
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 50, 36
+_MAX_DOTS = 16
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: y over x, and optionally a band from low to high, all of one length. Points that are not finite are left out."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = field(default=())
+    high: Sequence[float] = field(default=())
+
+    def points(self) -> list[tuple[float, float]]:
+        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+
+    def band(self) -> list[tuple[float, float, float]]:
+        """(x, low, high) of every point."""
+        if not self.low:
+            return []
+        return [(x, a, b) for x, a, b in zip(self.x, self.low, self.high, strict=True) if math.isfinite(a + b)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A quantity before and after, each with an interval (low, high) or None."""
+
+    label: str
+    before: float
+    after: float
+    before_interval: tuple[float, float] | None = None
+    after_interval: tuple[float, float] | None = None
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def fixed(num_decimals: int) -> Format:
+    return lambda value: f"{value:.{num_decimals}f}"
+
+
+def plain(value: float) -> str:
+    """Three significant digits, without an exponent where that is readable."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def line_chart(title: str, series: Sequence[Series], x_label: str, text: Format = plain) -> str:
+    """Lines over a common axis, with a legend that names each line's last value. `text` writes values of y."""
+    drawn = [one for one in series if one.points()]
+    if not drawn:
+        return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
+    xs = [x for one in drawn for x, _ in one.points()]
+    ys = [y for one in drawn for _, y in one.points()] + [v for one in drawn for _, a, b in one.band() for v in (a, b)]
+    # An axis that would begin near zero begins there. Steps and iterations are whole numbers.
+    bottom = 0.0 if 0 < min(ys) < 0.4 * max(ys) else min(ys)
+    x_ticks, y_ticks = [t for t in ticks(min(xs), max(xs), 5, 1.0) if min(xs) <= t <= max(xs)], ticks(bottom, max(ys), 4)
+    to_x = _scale((min(xs), max(xs)), (_LEFT, _WIDTH - _RIGHT))
+    to_y = _scale((y_ticks[0], y_ticks[-1]), (_HEIGHT - _BOTTOM, _TOP))
+    parts = _axes([(to_x(t), plain(t)) for t in x_ticks], list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, text), strict=True)), x_label)
+    parts += [_band(one, f"s{i}", to_x, to_y) for i, one in enumerate(drawn) if one.band()]
+    for i, one in enumerate(drawn):
+        parts += _line(one, f"s{i}", to_x, to_y, text)
+    return _svg(title, _HEIGHT, [*parts, _legend([(one.label, text(one.points()[-1][1])) for one in drawn])])
+
+
+def change_chart(title: str, changes: Sequence[Change], text: Format = plain) -> str:
+    """One row per quantity: a hollow dot before, a full dot after, both with their intervals."""
+    row_height, top = 42, 34
+    height = top + row_height * len(changes) + 26
+    values = [v for c in changes for v in (c.before, c.after, *(c.before_interval or ()), *(c.after_interval or ()))]
+    x_ticks = ticks(min(values), max(values), 5)
+    to_x = _scale((x_ticks[0], x_ticks[-1]), (14, _WIDTH - 14))
+    bottom = top + row_height * len(changes) + 4
+    parts = [f'<line class="grid" x1="{_n(to_x(t))}" x2="{_n(to_x(t))}" y1="{top - 6}" y2="{bottom}"/>' for t in x_ticks]
+    for tick, label in zip(x_ticks, _tick_texts(x_ticks, text), strict=True):
+        parts.append(f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" y="{bottom + 14}">{label}</text>')
+    for i, change in enumerate(changes):
+        parts += _change_row(change, top + row_height * i, to_x, text)
+    return _svg(title, height, parts)
+
+
+def interval_bar(value: float, low: float, high: float) -> str:
+    """A share with its interval on a track from 0 to 1."""
+    to_x = _scale((0.0, 1.0), (4, 156))
+    return (
+        '<svg class="interval" viewBox="0 0 160 14" aria-hidden="true">'
+        '<line class="track" x1="4" x2="156" y1="7" y2="7"/>'
+        f'<line class="range" x1="{_n(to_x(low))}" x2="{_n(to_x(high))}" y1="7" y2="7"/>'
+        f'<circle class="value" cx="{_n(to_x(value))}" cy="7" r="2.6"/></svg>'
+    )
+
+
+def ticks(low: float, high: float, count: int, least: float = 0.0) -> list[float]:
+    """About `count` round numbers at least `least` apart, the first at or below `low` and the last at or above `high`."""
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        low, high = (low - 1.0, high + 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
+    rough = max((high - low) / count, least)
+    power = 10.0 ** math.floor(math.log10(rough))
+    multiples = (1, 2, 5, 10) if least else (1, 2, 2.5, 5, 10)
+    step = power * next(m for m in multiples if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12 - math.floor(math.log10(step))) for i in range(first, last + 1)]
+
+
+def _tick_texts(values: Sequence[float], text: Format) -> list[str]:
+    """Round numbers with as many decimals as the one that needs most; per cent where `text` writes that."""
+    factor, sign = (100, "%") if text is percent else (1, "")
+    decimals = max(len(f"{factor * value:.10f}".rstrip("0").partition(".")[2]) for value in values)
+    return [f"{factor * value:,.{decimals}f}{sign}" if decimals <= 5 else f"{value:.2g}" for value in values]
+
+
+def _scale(domain: tuple[float, float], target: tuple[float, float]) -> Scale:
+    (a, b), (c, d) = domain, target
+    return lambda value: c + (d - c) * ((value - a) / (b - a) if b != a else 0.5)
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _svg(title: str, height: int, parts: Sequence[str]) -> str:
+    head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    return "".join([head, f'<text class="title" x="2" y="15">{escape(title)}</text>', *parts, "</svg>"])
+
+
+def _axes(x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]], x_label: str) -> list[str]:
+    """Grid lines, tick labels (place, text) and the name of the x axis."""
+    base, end = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
+    parts = [f'<line class="grid" x1="{_LEFT}" x2="{end}" y1="{_n(y)}" y2="{_n(y)}"/>' for y, _ in y_ticks]
+    parts += [f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + 3.5)}">{escape(t)}</text>' for y, t in y_ticks]
+    parts += [f'<line class="axis" x1="{_LEFT}" x2="{end}" y1="{base}" y2="{base}"/>']
+    for x, label in x_ticks:
+        parts.append(f'<line class="axis" x1="{_n(x)}" x2="{_n(x)}" y1="{base}" y2="{base + 4}"/>')
+        parts.append(f'<text class="tick" text-anchor="middle" x="{_n(x)}" y="{base + 15}">{escape(label)}</text>')
+    return [*parts, f'<text class="name" text-anchor="end" x="{end}" y="{base + 29}">{escape(x_label)}</text>']
+
+
+def _band(series: Series, css: str, to_x: Scale, to_y: Scale) -> str:
+    upper = [f"{_n(to_x(x))},{_n(to_y(high))}" for x, _, high in series.band()]
+    lower = [f"{_n(to_x(x))},{_n(to_y(low))}" for x, low, _ in reversed(series.band())]
+    return f'<polygon class="band {css}" points="{" ".join([*upper, *lower])}"/>'
+
+
+def _line(series: Series, css: str, to_x: Scale, to_y: Scale, text: Format) -> list[str]:
+    """The line; where points are few also a dot on each, which names its value when pointed at."""
+    points = series.points()
+    places = [f"{_n(to_x(x))},{_n(to_y(y))}" for x, y in points]
+    parts = [f'<polyline class="line {css}" points="{" ".join(places)}"/>']
+    for x, y in points if len(points) <= _MAX_DOTS else points[-1:]:
+        value = f"<title>{escape(f'{plain(x)}: {text(y)}')}</title>"
+        parts.append(f'<circle class="dot {css}" cx="{_n(to_x(x))}" cy="{_n(to_y(y))}" r="2.6">{value}</circle>')
+    return parts
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    """(label, last value) of each series, in one row under the title."""
+    parts, x = [], 2.0
+    for i, (label, value) in enumerate(entries):
+        parts.append(f'<line class="line s{i}" x1="{_n(x)}" x2="{_n(x + 14)}" y1="31" y2="31"/>')
+        parts.append(f'<text class="key" x="{_n(x + 19)}" y="35">{escape(label)} <tspan class="last">{escape(value)}</tspan></text>')
+        x += 19 + 6.1 * len(f"{label} {value}") + 14
+    return "".join(parts)
+
+
+def _change_row(change: Change, y: int, to_x: Scale, text: Format) -> list[str]:
+    middle, before, after = y + 26, to_x(change.before), to_x(change.after)
+    values = f"{text(change.before)} → {text(change.after)}"
+    parts = [
+        f'<text class="key" x="2" y="{y + 10}">{escape(change.label)}</text>',
+        f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{escape(values)}</text>',
+        f'<line class="move" x1="{_n(before)}" x2="{_n(after)}" y1="{middle}" y2="{middle}"/>',
+    ]
+    for interval, css, dy in ((change.before_interval, "s1", 4), (change.after_interval, "s0", -4)):
+        if interval:
+            low, high = to_x(interval[0]), to_x(interval[1])
+            parts.append(f'<line class="whisker {css}" x1="{_n(low)}" x2="{_n(high)}" y1="{middle + dy}" y2="{middle + dy}"/>')
+    parts.append(f'<circle class="hollow s1" cx="{_n(before)}" cy="{middle}" r="5"/>')
+    return [*parts, f'<circle class="dot s0" cx="{_n(after)}" cy="{middle}" r="3.6"/>']

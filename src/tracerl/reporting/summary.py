@@ -1,0 +1,90 @@
+"""The result table, reports/metrics/summary.json, and the one way its numbers are written in README, terminal and report."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tracerl.errors import DataError
+
+Row = Mapping[str, Any]
+
+COLUMNS = (
+    "checkpoint",
+    "benchmark",
+    "remasking",
+    "block_size",
+    "num_problems",
+    "accuracy",
+    "ci_low",
+    "ci_high",
+    "tokens_per_step",
+    "tokens_per_forward",
+    "mean_length",
+    "truncation_rate",
+)
+HEADINGS = (
+    "checkpoint",
+    "benchmark",
+    "remasking",
+    "block size",
+    "problems",
+    "accuracy (95% interval)",
+    "tokens/step",
+    "tokens/forward",
+    "mean length",
+    "truncated",
+)
+
+
+def summary_rows(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Rows of the result table from the files `directory`/<name>.json of the evaluate stages, in the order of `names`.
+
+    Raises DataError if a file is missing or damaged or its rows lack a column.
+    """
+    rows = []
+    for name in names:
+        path = directory / f"{name}.json"
+        for row in _read_rows(path, do=f"run the stage evaluate@{name} again"):
+            rows.append({column: row[column] for column in COLUMNS})
+    return rows
+
+
+def read_summary(path: Path) -> list[dict[str, Any]]:
+    """Rows of a summary.json. Raises DataError if it is missing or damaged."""
+    return _read_rows(path, do="make it with the report stage: dvc repro report")
+
+
+def row_cells(row: Row) -> list[str]:
+    """A row as text, one entry per heading. Shares are per cent; lengths and rates are tokens."""
+    return [
+        *(str(row[name]) for name in ("checkpoint", "benchmark", "remasking", "block_size", "num_problems")),
+        accuracy_text(row),
+        *(f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_forward")),
+        f"{row['mean_length']:.1f}",
+        f"{100 * row['truncation_rate']:.1f}%",
+    ]
+
+
+def accuracy_text(row: Row) -> str:
+    """Accuracy with its interval, such as "81.3% [77.9, 84.6]"."""
+    low, high = 100 * row["ci_low"], 100 * row["ci_high"]
+    return f"{100 * row['accuracy']:.1f}% [{low:.1f}, {high:.1f}]"
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """The result table as Markdown, names to the left and numbers to the right."""
+    ruler = ["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)
+    lines = [HEADINGS, ruler, *(row_cells(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _read_rows(path: Path, do: str) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+        missing = sorted({column for row in rows for column in COLUMNS if column not in row})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError("a file of results cannot be read", where=str(path), got=repr(error), wanted='{"rows": [...]}', do=do) from error
+    if missing:
+        raise DataError("a file of results lacks columns", where=str(path), got=missing, wanted=", ".join(COLUMNS), do=do)
+    return rows

@@ -1,0 +1,296 @@
+"""Laws of the report: it says what the files say, needs nothing but itself, and is the same bytes whenever and wherever it is written."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from stages import context
+from stages.report import main
+from tests.reporting.synthetic_run import make_rollout, make_tasks, small_params, write_run
+from tests.tiny_run import fails, run_stage
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.reporting.charts import Change, Series, change_chart, interval_bar, line_chart, percent, ticks
+from tracerl.reporting.report import read_curve
+from tracerl.reporting.trace_viewer import build_trace, last_traces
+from tracerl.store.catalog import connect
+from tracerl.store.files import rollout_table, write_rollouts, write_tasks
+from tracerl.types import Rollout
+
+WANTED = ["checkpoint", "benchmark", "remasking", "block_size", "num_problems", "accuracy", "ci_low", "ci_high", "tokens_per_step",
+          "tokens_per_forward", "mean_length", "truncation_rate"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A synthetic run with the report written by the stage, as DVC runs it."""
+    root = tmp_path_factory.mktemp("run")
+    write_run(root, small_params())
+    run_stage(root, "report")
+    return root
+
+
+@pytest.fixture(scope="module")
+def page(run_folder):
+    return (run_folder / "reports" / "report.html").read_text()
+
+
+# The result table
+
+
+def test_the_summary_has_exactly_the_wanted_columns_in_the_order_of_the_params(run_folder):
+    rows = json.loads((run_folder / "reports" / "metrics" / "summary.json").read_text())["rows"]
+    assert {tuple(sorted(row)) for row in rows} == {tuple(sorted(WANTED))}
+    expected = [
+        (one.checkpoint, task_set, mode, one.block_size)
+        for one in small_params().evaluate.values()
+        for task_set in one.tasks
+        for mode in ("static", "dynamic")
+    ]
+    assert [(row["checkpoint"], row["benchmark"], row["remasking"], row["block_size"]) for row in rows] == expected
+
+
+def test_the_page_shows_every_row_of_the_summary_with_its_interval(run_folder, page):
+    rows = json.loads((run_folder / "reports" / "metrics" / "summary.json").read_text())["rows"]
+    for row in rows:
+        assert f"{100 * row['accuracy']:.1f}% [{100 * row['ci_low']:.1f}, {100 * row['ci_high']:.1f}]" in page
+    assert page.count('class="interval"') == len(rows)
+
+
+# What the page holds
+
+
+def test_the_page_has_charts_for_every_stage_and_traces_for_every_round(page):
+    params = small_params()
+    charts = re.findall(r'<svg class="chart"[^>]*aria-label="([^"]*)"', page)
+    assert charts.count("base: loss") == 1
+    assert [charts.count(f"sft@{name}: loss") for name in params.sft] == [1] * len(params.sft)
+    assert len(charts) == 3 + 1 + len(params.sft) + 6 * len(params.rl)
+    assert page.count('<article class="card trace">') == params.report.num_traces * len(params.rl)
+
+
+def assert_well_formed(page):
+    text = re.sub(r"<(meta|link)[^>]*>|<!doctype html>", "", page)
+    opened: list[str] = []
+    for closing, name, empty in re.findall(r"<(/?)([a-z0-9]+)[^>]*?(/?)>", re.sub(r"<style>.*</style>", "", text, flags=re.S)):
+        if closing:
+            assert opened.pop() == name
+        elif not empty:
+            opened.append(name)
+    assert opened == []
+
+
+def test_the_page_is_well_formed(page):
+    assert_well_formed(page)
+
+
+def test_the_page_refers_to_nothing_outside_itself(page):
+    addresses = re.findall(r"""(?:src|srcset|href|action|data|poster)\s*=\s*["']([^"']*)["']|url\(([^)]*)\)|@import\s*([^;]*)""", page)
+    assert {address for match in addresses for address in match if address and address[0] != "#"} <= {"data:,"}
+    assert "//" not in re.sub(r"<!--.*?-->", "", page)
+    assert "<script" not in page
+
+
+def test_the_same_run_gives_the_same_bytes_in_another_place_and_process(run_folder, tmp_path, monkeypatch):
+    write_run(tmp_path, small_params())
+    monkeypatch.setattr(context, "ROOT", tmp_path)
+    monkeypatch.setattr(context, "REPORTS", tmp_path / "reports")
+    monkeypatch.setattr(context, "CHECKPOINTS", tmp_path / "data" / "checkpoints")
+    for _ in range(2):
+        main()
+        for name in ("report.html", "metrics/summary.json"):
+            assert (tmp_path / "reports" / name).read_bytes() == (run_folder / "reports" / name).read_bytes()
+
+
+@pytest.mark.parametrize("missing", ["metrics/evaluate/rl-short.json", "curves/rl@short-held-out.tsv", "metrics/base.json"])
+def test_a_missing_input_is_named_and_nothing_is_written(missing, run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path, dirs_exist_ok=True)
+    for name in (missing, "report.html", "metrics/summary.json"):
+        (tmp_path / "reports" / name).unlink()
+    assert missing in fails(tmp_path, "report")
+    assert not (tmp_path / "reports" / "report.html").exists()
+    assert not (tmp_path / "reports" / "metrics" / "summary.json").exists()
+
+
+# Trajectories
+
+
+def trace_of(rollout: Rollout):
+    row = rollout_table([rollout]).to_pylist()[0]
+    return build_trace({**row, "prompt": rollout.task.prompt, "answer": rollout.task.answer}, character_tokenizer())
+
+
+def rollout_of(text: str, block_size: int = 4) -> Rollout:
+    return make_rollout(make_tasks()[0], 0, "rl@short", 1, text, character_tokenizer(), block_size)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4, 8])
+def test_blocks_lie_on_the_absolute_grid_and_hold_the_whole_response(block_size):
+    rollout = rollout_of("11;16;#16", block_size)
+    num_prompt, trace = len(rollout.trajectory.prompt_ids), trace_of(rollout)
+    tokens = [token for block in trace.blocks for token in block]
+    assert {len(block) for block in trace.blocks} == {block_size}
+    assert [token.part for token in tokens].count("prompt") == num_prompt % block_size
+    assert [token.step for token in tokens if token.part != "prompt"] == rollout.trajectory.step_map.tolist()
+    assert "".join(token.text for token in tokens if token.part == "response") == "11;16;#16∎"
+
+
+def test_frames_reveal_each_token_at_its_step_and_end_with_the_response():
+    rollout = rollout_of("11;16;#16")
+    trace, steps = trace_of(rollout), rollout.trajectory.step_map
+    final = "11;16;#16∎"
+    assert [frame.num_new for frame in trace.frames] == [int((steps == s).sum()) for s in range(1, rollout.trajectory.num_steps + 1)]
+    for frame in trace.frames:
+        shown = "".join(text for block in frame.blocks for text, _ in block)
+        assert shown == "".join(c if step <= frame.step else "·" for c, step in zip(final, steps, strict=True))
+        new = "".join(text for block in frame.blocks for text, is_new in block if is_new)
+        assert new == "".join(c for c, step in zip(final, steps, strict=True) if step == frame.step)
+
+
+def test_tokens_after_the_end_and_positions_never_reached_are_told_apart():
+    rollout = rollout_of("16")
+    ids, steps = rollout.trajectory.response_ids.copy(), rollout.trajectory.step_map.copy()
+    ids[-1], steps[-1] = 0, 0
+    trace = trace_of(replace(rollout, trajectory=replace(rollout.trajectory, response_ids=ids, step_map=steps, num_tokens=2)))
+    last = trace.blocks[-1][-1]
+    assert (last.text, last.part, last.step) == ("·", "after", 0)
+    assert "never reached" in last.detail
+    assert "".join(text for block in trace.frames[-1].blocks for text, _ in block).endswith("·")
+
+
+def test_traces_come_from_the_last_iteration_and_show_right_and_wrong(run_folder):
+    connection, tokenizer = connect(run_folder), character_tokenizer()
+    traces = last_traces(connection, tokenizer, "rl@short", 4)
+    assert [trace.verdict for trace in traces] == ["correct", "wrong", "correct", "wrong"]
+    assert {trace.rollout_id.split("/")[1] for trace in traces} == {"00002"}
+    assert len({trace.rollout_id for trace in traces}) == 4
+    assert [t.rollout_id for t in last_traces(connection, tokenizer, "rl@short", 2)] == [t.rollout_id for t in traces[:2]]
+    assert last_traces(connection, tokenizer, "rl@none", 2) == []
+
+
+def test_text_of_a_model_cannot_become_markup(tmp_path):
+    write_run(tmp_path, small_params(1))
+    task = replace(make_tasks()[0], prompt="</h4><script>1</script>", answer="<b>&")
+    write_tasks(tmp_path / "data" / "tasks" / "mixed.parquet", [task])
+    rollout = make_rollout(task, 0, "rl@short", 3, "<img>&\"'\n", character_tokenizer())
+    write_rollouts(tmp_path / "data" / "rollouts" / "rl@short" / "iter-00003.parquet", rollout_table([rollout]))
+    run_stage(tmp_path, "report")
+    page = (tmp_path / "reports" / "report.html").read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;/h4&gt;&lt;script&gt;1" in page
+    assert_well_formed(page)
+
+
+# Charts and curves
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "expected"),
+    [
+        (0.0, 1.0, 0.0, [0, 0.25, 0.5, 0.75, 1]),
+        (0, 12, 1.0, [0, 5, 10, 15]),
+        (0, 1, 1.0, [0, 1]),
+        (7e-5, 4e-4, 0.0, [0, 1e-4, 2e-4, 3e-4, 4e-4]),
+        (3.0, 3.0, 0.0, [1, 2, 3, 4, 5]),
+    ],
+)
+def test_ticks_are_round_numbers_that_enclose_the_values(low, high, least, expected):
+    assert ticks(low, high, 4, least) == expected
+
+
+def test_a_line_passes_through_its_values_and_leaves_out_what_is_not_finite():
+    svg = line_chart("a < b", [Series("y", [0, 1, 2, 3], [0.0, float("nan"), 0.5, 1.0])], "step", percent)
+    points = re.search(r'<polyline[^>]*points="([^"]*)"', svg)
+    assert points is not None
+    places = [tuple(map(float, place.split(","))) for place in points[1].split()]
+    assert len(places) == 3
+    (left, bottom), (x, y), (right, top) = places
+    assert (x - left) / (right - left) == pytest.approx(2 / 3, abs=1e-3)
+    assert (bottom - y) / (bottom - top) == pytest.approx(0.5, abs=1e-2)
+    assert "a &lt; b" in svg
+    assert "100.0%" in svg
+
+
+def test_charts_without_values_or_with_one_are_still_charts():
+    assert "no values" in line_chart("t", [Series("y", [], [])], "step")
+    assert "<circle" in line_chart("t", [Series("y", [1], [0.0])], "step")
+    assert "1.0%" in change_chart("t", [Change("c", 0.01, 0.01)], percent)
+    assert interval_bar(0.5, 0.25, 1.0).count("<line") == 2
+
+
+def test_a_curve_with_only_a_heading_is_empty(tmp_path):
+    (tmp_path / "base.tsv").write_text("step\tloss\n")
+    assert read_curve(tmp_path / "base.tsv") == []
+
+
+# The browser
+
+# Chromium asks for its updates even in its quietest mode. A report that used a font of theirs would still be noticed: its own security
+# policy turns every attempt into a console error.
+BROWSERS_OWN = re.compile(r"(^|//|\.)(google|googleapis|gstatic)\.com\b")
+
+
+def open_in_browser(url: str, proxy: int, folder) -> tuple[str, list[str]]:
+    """The page's DOM and its console messages. Every request over the network would go to the local port `proxy`."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        assert not os.environ.get("CI"), "CI must have chromium"
+        pytest.skip("chromium is not installed")
+    command = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
+        "--disable-component-update", "--disable-default-apps", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr",
+        f"--proxy-server=http://127.0.0.1:{proxy}", "--proxy-bypass-list=<-loopback>", "--window-size=1280,2000",
+        f"--screenshot={folder / 'page.png'}", "--dump-dom", url,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def recorder():
+    """A local proxy that answers nothing and remembers which addresses were asked for: (port, addresses)."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def do_CONNECT(self):
+            asked.append(self.path)
+            self.send_error(403)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_browser_check_sees_errors_and_requests(recorder, tmp_path):
+    port, asked = recorder
+    (tmp_path / "bad.html").write_text('<img src="http://example.invalid/x.png"><script>console.error("seen")</script>')
+    _, messages = open_in_browser((tmp_path / "bad.html").as_uri(), port, tmp_path)
+    assert "http://example.invalid/x.png" in asked
+    assert any("seen" in message for message in messages)
+
+
+def test_a_browser_shows_the_report_without_an_error_or_a_request(run_folder, recorder, tmp_path):
+    port, asked = recorder
+    dom, messages = open_in_browser((run_folder / "reports" / "report.html").as_uri(), port, tmp_path)
+    assert messages == []
+    assert [address for address in asked if not BROWSERS_OWN.search(address)] == []
+    assert dom.count("<article") == small_params().report.num_traces * len(small_params().rl)
+    assert (tmp_path / "page.png").stat().st_size > 50_000
