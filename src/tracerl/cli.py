@@ -1,0 +1,196 @@
+"""The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tracerl.errors import DataError, TracerlError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+    from rich.table import Table
+
+app = typer.Typer(
+    help="Ask a run for its results and its trajectories.", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+
+Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
+_MAX_TABLE_ROWS = 100
+
+
+class Format(StrEnum):
+    """What `tracerl sql` writes. A table is for reading and stops at 100 rows; the others are complete."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point. An error of ours ends it with its message and exit status 1, not with a traceback."""
+    try:
+        app(args=arguments, prog_name="tracerl")
+    except TracerlError as error:
+        sys.exit(f"error: {error}")
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps subcommands even when there is only one."""
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT statement of DuckDB.")],
+    root: Root = Path("."),
+    format: Annotated[Format | None, typer.Option(help="By default that of FILE's name, or a table.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")] = None,
+) -> None:
+    """Query everything the run wrote: the views tasks, rollouts, traces and evals.
+
+    \b
+    Examples:
+      tracerl sql "describe rollouts"
+      tracerl sql "select stage, iteration, avg(reward) from rollouts group by all order by all"
+      tracerl sql "select prompt, answer, text from evals join tasks using (task_id) where verdict = 'wrong' limit 20"
+      tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
+    """
+    from tracerl.store.catalog import answer, connect
+
+    chosen = format or _format_of(out)
+    if chosen is Format.parquet and out is None:
+        raise DataError("Parquet is not for terminals", do="name a file with --out")
+    result = answer(connect(root), query)
+    _write(result.rename_columns(_distinct(result.column_names)), chosen, out)
+
+
+@app.command()
+def summary(
+    root: Root = Path("."),
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table alone, as it stands in the README.")] = False,
+) -> None:
+    """Print the result table and where the report is.
+
+    \b
+    Examples:
+      tracerl summary
+      tracerl summary --markdown
+    """
+    from tracerl.reporting.summary import HEADINGS, markdown_table, read_summary, row_cells
+
+    reports = root / "reports"
+    rows = read_summary(reports / "metrics" / "summary.json")
+    if markdown:
+        print(markdown_table(rows))
+        return
+    table = _new_table(HEADINGS, [index >= 3 for index in range(len(HEADINGS))])
+    for row in rows:
+        table.add_row(*row_cells(row))
+    _console().print(table)
+    print(f"Report: {reports / 'report.html'}")
+
+
+def _format_of(out: Path | None) -> Format:
+    if out is None:
+        return Format.table
+    try:
+        return Format(out.suffix.removeprefix("."))
+    except ValueError:
+        raise DataError("no format", where=str(out), wanted=", ".join(Format), do="name one with --format") from None
+
+
+def _write(result: "pa.Table", chosen: Format, out: Path | None) -> None:
+    """Writes a query's result in the chosen format, to a file or to the terminal."""
+    if out is None:
+        _write_text(result, chosen, sys.stdout)
+        return
+    try:
+        if chosen is Format.parquet:
+            import pyarrow.parquet as pq
+
+            pq.write_table(result, out, compression="zstd")
+        else:
+            with out.open("w", encoding="utf-8", newline="") as file:
+                _write_text(result, chosen, file)
+    except OSError as error:
+        raise DataError("the result cannot be written", where=str(out), got=error) from error
+
+
+def _write_text(result: "pa.Table", chosen: Format, file: Any) -> None:
+    if chosen is Format.table:
+        rows = _rows(result.slice(0, _MAX_TABLE_ROWS))
+        table = _new_table(result.column_names, [all(isinstance(row[name], int | float) for row in rows) for name in result.column_names])
+        for row in rows:
+            table.add_row(*(_readable(value) for value in row.values()))
+        _console(file).print(table)
+        if result.num_rows > _MAX_TABLE_ROWS:
+            print(f"{result.num_rows - _MAX_TABLE_ROWS} of {result.num_rows} rows are not shown; --format csv writes all.", file=file)
+    elif chosen is Format.csv:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(result.column_names)
+        writer.writerows([_cell(value) for value in row.values()] for row in _rows(result))
+    else:
+        json.dump(_rows(result), file, ensure_ascii=False, indent=1, default=str)
+        file.write("\n")
+
+
+def _rows(result: "pa.Table") -> list[dict[str, Any]]:
+    """Rows as JSON has them: maps as objects, and null where a number is not a number."""
+    return [{name: _plain(value) for name, value in row.items()} for row in result.to_pylist(maps_as_pydicts="strict")]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """A query may give two columns one name; the later ones get a number."""
+    return [name if name not in names[:i] else f"{name}_{i + 1}" for i, name in enumerate(names)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    if isinstance(value, Decimal):  # what DuckDB gives for a sum of whole numbers
+        return int(value) if value == value.to_integral_value() else float(value)
+    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+
+
+def _cell(value: Any) -> str:
+    """A value as text; lists and maps are JSON."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+
+
+def _readable(value: Any) -> str:
+    """A cell for a terminal: short numbers, and nothing of a model's output that a terminal would obey."""
+    text = f"{value:.6g}" if isinstance(value, float) else _cell(value)
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _new_table(headings: Sequence[str], numbers: Sequence[bool]) -> "Table":
+    """A rich table; `numbers` says which columns are set to the right."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, number in zip(headings, numbers, strict=True):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def _console(file: Any = None) -> "Console":
+    """A console that shows text as it is (model output is not markup) and does not squeeze tables where there is no terminal."""
+    from rich.console import Console
+
+    target = file or sys.stdout
+    return Console(file=target, markup=False, highlight=False, emoji=False, width=None if target.isatty() else 200)
