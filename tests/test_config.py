@@ -1,0 +1,286 @@
+"""The params file: what is shipped parses, and everything wrong in it is named by its path before anything runs."""
+
+import copy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from tracerl.config import Params, load_params, parse_params
+from tracerl.errors import ParamsError
+
+SHIPPED = Path(__file__).parents[1] / "params.yaml"
+DATA = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+
+
+def changed(path: str, value: Any) -> Any:
+    """The shipped params with one entry replaced; a path part may be a key or the name of a round."""
+    data = copy.deepcopy(DATA)
+    *parents, last = path.split(".")
+    place = data
+    for part in parents:
+        place = place[part]
+    place[last] = value
+    return data
+
+
+def error_of(data: Any) -> str:
+    with pytest.raises(ParamsError) as raised:
+        parse_params(data, where="params.yaml")
+    return str(raised.value)
+
+
+def sections(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """(path, keys) of every section of parsed params."""
+    if isinstance(value, BaseModel):
+        names = list(type(value).model_fields)
+        yield path, names
+        for name in names:
+            yield from sections(getattr(value, name), (*path, name))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from sections(item, (*path, str(key)))
+
+
+def test_the_shipped_params_parse():
+    params = load_params(SHIPPED)
+    assert {"base", *(f"sft@{name}" for name in params.sft), *(f"rl@{name}" for name in params.rl)} >= {"base", "sft@short", "rl@short"}
+    assert parse_params(DATA, where="") == params
+
+
+def test_params_cannot_be_changed_after_they_were_read():
+    with pytest.raises(ValueError, match="frozen"):
+        load_params(SHIPPED).seed = 2
+
+
+def test_an_unknown_key_is_named_by_its_path_with_the_key_that_is_near():
+    found = list(sections(load_params(SHIPPED)))
+    assert len(found) > 15
+    for path, keys in found:
+        for key in keys:
+            text = error_of(changed(".".join((*path, key + "_")), 1))
+            assert f"{'.'.join((*path, key + '_'))}: unknown key; did you mean {key!r}?" in text
+
+
+def test_an_unknown_key_that_is_like_no_other_is_named_with_all_that_exist():
+    text = error_of(changed("rl.short.optimizer.zzzz", 1))
+    assert "rl.short.optimizer.zzzz: unknown key; known here: lr, betas, weight_decay, clip_norm, warmup, decay" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["seed", "rl.short.sampler.threshold", "base.train.optimizer.lr", "evaluation.bootstrap", "report.num_traces"]
+)
+def test_a_missing_key_is_named_by_its_path(path):
+    data = copy.deepcopy(DATA)
+    *parents, last = path.split(".")
+    place = data
+    for part in parents:
+        place = place[part]
+    del place[last]
+    text = error_of(data)
+    assert path in text
+    assert "required" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("seed", "one"),
+        ("seed", -1),
+        ("seed", None),
+        ("rl.short.iterations", "40"),
+        ("rl.short.iterations", 40.5),
+        ("rl.short.iterations", True),
+        ("rl.short.iterations", 0),
+        ("rl.short.optimizer.lr", "1e-4"),  # what YAML makes of 1e-4 without a dot
+        ("rl.short.optimizer.lr", 0.0),
+        ("rl.short.optimizer.betas", 0.9),
+        ("rl.short.sampler.cache", "yes"),
+        ("rl.short.sampler.cache", 1),
+        ("rl.short.sampler.remasking", "dynamical"),
+        ("rl.short.sampler.threshold", 1.5),
+        ("rl.short.sampler.top_p", 0.0),
+        ("rl.short.kl", "k4"),
+        ("rl.short.group_size", 1),
+        ("rl.short.tasks", ["sums-short"]),
+        ("base.model.family", "bert"),
+        ("base.train.shrink", 0),
+        ("sft.short", None),
+        ("sft.short.data", "worked"),
+        ("evaluate.sft-short.tasks", "sums-short"),
+        ("tasks.held_out", 1.0),
+        ("tasks.sets.sums-short.source", "products"),
+        ("traces", []),
+    ],
+)
+def test_a_mistyped_value_is_named_by_its_path_with_what_was_got(path, value):
+    text = error_of(changed(path, value))
+    assert path in text
+    assert f"got {value!r}" in text
+    assert "where: params.yaml" in text
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("path", ["rl.short.optimizer.lr", "rl.short.kl_weight", "base.model.rope_theta", "rl.short.optimizer.clip_norm"])
+def test_a_number_that_is_not_finite_is_an_error(path, value):
+    assert path in error_of(changed(path, value))
+
+
+def test_a_whole_number_may_stand_for_a_fraction():
+    assert parse_params(changed("rl.short.optimizer.clip_norm", 1), "").rl["short"].optimizer.clip_norm == 1.0
+
+
+def test_every_wrong_entry_is_reported_at_once():
+    data = changed("seed", "one")
+    data["threads"], data["rl"]["short"]["updates"] = 0, "two"
+    text = error_of(data)
+    assert "3 wrong entries" in text
+    assert all(path in text for path in ("seed", "threads", "rl.short.updates"))
+
+
+# Values that do not fit each other
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("rl.short.train_block_size", 6, ["rl.short", "train_block_size 6", "block_size 4"]),
+        ("rl.short.train_block_size", 2, ["rl.short", "train_block_size 2", "block_size 4"]),
+        ("rl.short.sampler.steps_per_block", 5, ["rl.short.sampler", "steps_per_block 5", "block_size 4"]),
+        ("evaluation.sampler.block_size", 2, ["evaluation.sampler", "steps_per_block 4", "block_size 2"]),
+        ("traces.step_tokens", 3, ["traces", "step_tokens 3", "pick 2"]),
+        ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
+        ("base.train.noise", [0.0, 1.5], ["base.train", "(0.0, 1.5)"]),
+        ("rl.short.sampler.top_k", 5, ["rl.short", "off-policy", "top_k"]),
+        ("rl.short.sampler.top_p", 0.9, ["rl.short", "off-policy", "top_p"]),
+        ("rl.short.sampler.temperature", 0.0, ["rl.short", "temperature"]),
+        ("rl.short.max_sampled_groups", 1, ["rl.short", "groups <= max_sampled_groups"]),
+        ("rl.short.min_groups", 1000, ["rl.short", "min_groups <= groups"]),
+        ("tasks.sets.sums-short.difficulty", [4, 2], ["tasks.sets.sums-short", "difficulty"]),
+        ("tasks.sets.sums-short.difficulty", [0, 2], ["tasks.sets.sums-short", "difficulty"]),
+        ("tasks.sets.sums-short.difficulty", None, ["tasks.sets.sums-short", "difficulty"]),
+        ("tasks.sets.sums-short.source", "file", ["tasks.sets.sums-short", "path"]),
+    ],
+)
+def test_values_that_do_not_fit_are_named(path, value, told):
+    text = error_of(changed(path, value))
+    assert all(part in text for part in told), text
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("base.train.block_sizes", {}),
+        ("base.train.block_sizes", {0: 1.0}),
+        ("base.train.block_sizes", {4: -0.5, 8: 1.5}),
+        ("base.train.block_sizes", {4: 0.0}),
+        ("sft.short.tasks", {}),
+        ("sft.short.tasks", {"sums-short": 0.0}),
+        ("rl.short.tasks", {}),
+        ("rl.short.tasks", {"sums-short": -1.0}),
+        ("rl.short.pass_rate", [0.9, 0.1]),
+        ("rl.short.clip", [-0.2, 0.2]),
+        ("rl.short.optimizer.betas", [0.9, 1.0]),
+        ("base.model.num_kv_heads", DATA["base"]["model"]["num_heads"] + 1),
+        ("base.model.head_dim", 15),  # rotary positions turn pairs
+        ("evaluate.sft-short.tasks", []),
+    ],
+    ids=str,
+)
+def test_values_that_would_only_fail_in_the_middle_of_a_run_are_named_before_it(path, value):
+    assert path.rpartition(".")[0] in error_of(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("traces.checkpoint", "traces"),
+        ("sft.short.init", "sft.short"),
+        ("rl.short.init", "rl.short"),
+        ("evaluate.sft-short.checkpoint", "evaluate.sft-short"),
+    ],
+)
+def test_an_unknown_checkpoint_is_named_with_those_that_exist(path, place):
+    text = error_of(changed(path, "rl@shrt"))
+    assert all(part in text for part in (place, "rl@shrt", "base", "sft@short", "rl@short"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "place"),
+    [
+        ("base.train.tasks", {"sums-shrt": 1}, "base.train"),
+        ("sft.short.tasks", {"sums-shrt": 1}, "sft.short"),
+        ("rl.short.tasks", {"sums-shrt": 1}, "rl.short"),
+        ("traces.preferred", {"sums-shrt": 1}, "traces"),
+        ("traces.rollouts", {"sums-shrt": 1}, "traces"),
+        ("evaluate.sft-short.tasks", ["sums-shrt"], "evaluate.sft-short"),
+    ],
+)
+def test_an_unknown_task_set_is_named_with_those_that_exist(path, value, place):
+    text = error_of(changed(path, value))
+    assert all(part in text for part in (place, "sums-shrt", "sums-short", "arithmetic-long"))
+
+
+@pytest.mark.parametrize("init", ["rl@short", "rl@long"])
+def test_a_round_that_starts_from_itself_or_its_descendant_is_an_error(init):
+    data = changed("rl.short.init", init)
+    data["rl"].setdefault("long", {**copy.deepcopy(DATA["rl"]["short"]), "init": "rl@short"})
+    if init == "rl@long":
+        data["rl"]["long"]["init"] = "rl@short"
+    assert "rl.short" in error_of(data)
+
+
+# The file itself
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
+def test_a_file_that_holds_no_params_is_named(tmp_path, text):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParamsError, match=str(path)):
+        load_params(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: [1\n",
+        "seed: 1\n\tthreads: 2\n",
+        "seed: 2024-01-01\n",  # YAML's own types
+        "seed: !!python/object:builtins.object {}\n",
+        "{[1, 2]: 3}\n",
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(ParamsError, match=str(path)):
+        load_params(path)
+
+
+def test_a_key_that_stands_twice_is_an_error_not_the_last_one(tmp_path):
+    path = tmp_path / "params.yaml"
+    shutil.copy(SHIPPED, path)
+    path.write_text(path.read_text(encoding="utf-8") + "\nseed: 2\n")
+    with pytest.raises(ParamsError, match="seed"):
+        load_params(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ParamsError, match=str(tmp_path / "nowhere.yaml")):
+        load_params(tmp_path / "nowhere.yaml")
+
+
+def test_no_number_that_changes_results_has_a_default_in_code():
+    def defaults(model: type[BaseModel], seen: set[type]) -> list[str]:
+        seen.add(model)
+        found = [f"{model.__name__}.{name}" for name, f in model.model_fields.items() if not f.is_required() and f.default is not None]
+        parts = [part for f in model.model_fields.values() for part in (f.annotation, *getattr(f.annotation, "__args__", ()))]
+        inner = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel) and part not in seen]
+        return found + [name for part in inner for name in defaults(part, seen)]
+
+    assert defaults(Params, set()) == []
