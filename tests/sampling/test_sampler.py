@@ -315,6 +315,20 @@ def test_the_sampler_draws_the_first_token_with_the_models_probabilities():
     assert chi_square_z(*pooled) < 3.5
 
 
+@pytest.mark.parametrize(("family", "cache"), SAMPLERS)
+def test_no_uniform_number_decides_twice(family, cache, monkeypatch):
+    asked: list[tuple[int, int]] = []
+
+    def noted(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
+        asked.extend(zip(keys.tolist(), counters.tolist(), strict=True))
+        return uniforms(keys, counters)
+
+    monkeypatch.setattr("tracerl.sampling.sampler.uniforms", noted)
+    sample(MODELS[family], (), tiny_requests([3, 9, 6]), tiny_sampler(cache=cache, max_rows=2))
+    assert len(asked) == (1 + 30) + (6 + 30) + (3 + 30)  # the first block of each, then three whole ones
+    assert len(set(asked)) == len(asked)
+
+
 def test_temperature_zero_takes_the_most_likely_token():
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=(50, 9)))
     drawn = draw(logits, torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), tiny_sampler(temperature=0.0))
