@@ -103,8 +103,10 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], params.seed, params.threads, torch.__version__]).encode())
-    code = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "stages").glob("*.py")])
-    data = sorted(file for path in inputs for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
-    for file in [*code, *data]:
-        digest.update(str(file.relative_to(ROOT)).encode() + hashlib.sha256(file.read_bytes()).digest())
+    for folder in (ROOT / "src", ROOT / "stages", *inputs):
+        pattern = "*.py" if folder in (ROOT / "src", ROOT / "stages") else "*"
+        for file in [folder] if folder.is_file() else sorted(folder.rglob(pattern)):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    digest.update(f"{file.relative_to(folder.parent)} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
     return digest.hexdigest()[:12]

@@ -1,0 +1,72 @@
+"""The chain through DVC: one command runs everything, a second runs nothing, and a changed number reruns its round and what follows."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tiny_run import ROOT, tiny_params, write_params
+
+STAGES = ["tasks", "base", "traces", "sft@short", "rl@short", "sft@long", "rl@long", "rl@enlarge", "rl@wide",
+          "evaluate@rl-short", "evaluate@wide-k8", "report"]  # fmt: skip
+
+
+def dvc(folder: Path, *arguments: str) -> str:
+    """Output of a DVC command in a project folder; it must succeed."""
+    bin_folder = str(Path(sys.executable).parent)
+    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1",
+           "DVC_SITE_CACHE_DIR": str(folder.parent / "site-cache"), "DVC_NO_ANALYTICS": "1"}  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def stages_run(output: str) -> list[str]:
+    return re.findall(r"Running stage '([^']+)'", output)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder without git history or data, with tiny params and two evaluations, on which `dvc repro` has run once."""
+    folder = tmp_path_factory.mktemp("chain") / "project"
+    for name in ("src", "stages", ".dvc"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"))
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, folder / name)
+    params = tiny_params()
+    params["evaluate"] = {name: params["evaluate"][name] for name in ("rl-short", "wide-k8")}
+    params["tasks"]["sets"]["sums-short"]["path"] = "data/raw/easy.jsonl"
+    write_params(folder, params)
+    (folder / "data" / "raw").mkdir(parents=True)
+    (folder / "easy.jsonl").rename(folder / "data" / "raw" / "easy.jsonl")
+    (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    no_scm = true\n")
+    assert sorted(stages_run(dvc(folder, "repro"))) == sorted(STAGES)
+    return folder
+
+
+@pytest.mark.timeout(600)
+def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> None:
+    summary = json.loads((project / "reports" / "metrics" / "summary.json").read_text())
+    assert {row["checkpoint"] for row in summary["rows"]} == {"rl@short", "rl@wide"}
+    assert (project / "reports" / "report.html").stat().st_size > 10_000
+    assert not list((project / "data" / "scratch").iterdir())
+
+
+@pytest.mark.timeout(600)
+def test_a_second_run_does_nothing(project: Path) -> None:
+    assert stages_run(dvc(project, "repro")) == []
+    assert "up to date" in dvc(project, "status")
+
+
+@pytest.mark.timeout(600)
+def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["rl"]["long"]["optimizer"]["lr"] *= 2
+    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    assert stages_run(dvc(project, "repro")) == ["rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
