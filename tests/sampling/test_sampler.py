@@ -324,8 +324,8 @@ def test_no_uniform_number_decides_twice(family, cache, monkeypatch):
         return uniforms(keys, counters)
 
     monkeypatch.setattr("tracerl.sampling.sampler.uniforms", noted)
-    sample(MODELS[family], (), tiny_requests([3, 9, 6]), tiny_sampler(cache=cache, max_rows=2))
-    assert len(asked) == (1 + 30) + (6 + 30) + (3 + 30)  # the first block of each, then three whole ones
+    sample(MODELS[family], (), tiny_requests([3, 9, 6]), tiny_sampler(block_size=8, steps_per_block=8, cache=cache, max_rows=2))
+    assert len(asked) == (15 + 36) + (28 + 36) + (3 + 36 + 36)  # one position fewer at every step of a block
     assert len(set(asked)) == len(asked)
 
 
