@@ -4,7 +4,6 @@ Stages are started by DVC in the project's root. They know the params file, the 
 """
 
 import argparse
-import errno
 import hashlib
 import json
 import os
@@ -93,11 +92,6 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         main(**vars(parser.parse_args()))
     except TracerlError as error:
         sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        sys.exit(f"error: the disk is full\n  where: {error.filename or SCRATCH}\n  what to do: free space and run the same command again: "
-                 "it resumes from its last saved state")  # fmt: skip
 
 
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:

@@ -100,19 +100,24 @@ def test_a_damaged_input_is_named(folder: Path) -> None:
     assert str(weights) in output
 
 
-@pytest.mark.parametrize(("size", "told"), [("100k", "the state could not be saved"), ("300k", "disk is full")])
-def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(folder: Path, size: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "size", "told"),
+    [(("sft", "short"), "100k", "the state could not be saved"), (("evaluate", "sft-short"), "40k", "could not be written")],
+)
+def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
+    folder: Path, command: tuple[str, str], size: str, told: str
+) -> None:
     if subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         assert not os.environ.get("CI"), "unshare cannot make a mount namespace here"
         pytest.skip("needs a mount namespace to make a small disk")
     params = tiny_params()
     params["sft"]["short"].update(data="tasks", objective="random")
+    params["evaluate"]["sft-short"].update(checkpoint="base")
     write_params(folder, params)
     scratch = folder / "data" / "scratch"
-    script = f"mount -t tmpfs -o size={size} none {scratch} && exec {sys.executable} -m stages.sft short"
+    script = f"mount -t tmpfs -o size={size} none {scratch} && exec {sys.executable} -m stages.{' '.join(command)}"
     done = subprocess.run([*UNSHARE, "sh", "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True)
     assert done.returncode == 1, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-    run_stage(folder, "sft", "short")
-    assert (folder / "data" / "checkpoints" / "sft@short" / "model.safetensors").is_file()
+    run_stage(folder, *command)

@@ -7,10 +7,11 @@ and the keys that exist. Checks that need two keys at once (a block size that do
 import difflib
 import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from tracerl.errors import ParamsError
 
@@ -18,9 +19,10 @@ from tracerl.errors import ParamsError
 class Section(BaseModel):
     """A part of the params tree."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+Shares = Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
 Fraction = Field(ge=0.0, le=1.0)
 Positive = Field(gt=0)
 
@@ -64,12 +66,18 @@ class ModelShape(Section):
     norm_eps: float = Field(gt=0.0)
     tie_embeddings: bool
 
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise ValueError("num_heads must be a multiple of num_kv_heads, and head_dim even (rotary positions pair its halves)")
+        return self
+
 
 class Optimizer(Section):
     """AdamW. warmup: steps of linear rise. decay: the last share of steps over which the rate falls linearly to zero."""
 
     lr: float = Field(gt=0.0)
-    betas: tuple[float, float]
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]]
     weight_decay: float = Field(ge=0.0)
     clip_norm: float = Field(gt=0.0)
     warmup: int = Field(ge=0)
@@ -119,8 +127,8 @@ class SftRound(Section):
     noise: tuple[float, float]
     weighting: Literal["inverse_t", "uniform"]
     shrink: int = Positive
-    block_sizes: dict[int, float]
-    tasks: dict[str, float]
+    block_sizes: Annotated[dict[Annotated[int, Field(gt=0)], Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
+    tasks: Shares
     num_steps: int = Positive
     batch_size: int = Positive
     micro_batch_tokens: int = Positive
@@ -173,7 +181,7 @@ class HeldOut(Section):
 
     every: int = Positive
     num_problems: int = Positive
-    remasking: list[Literal["static", "dynamic", "sequential"]]
+    remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
 
 
 class RlRound(Section):
@@ -187,7 +195,7 @@ class RlRound(Section):
 
     init: str
     method: Literal["tracerl"]
-    tasks: dict[str, float]
+    tasks: Shares
     iterations: int = Positive
     groups: int = Positive
     group_size: int = Field(ge=2)
@@ -199,7 +207,7 @@ class RlRound(Section):
     train_block_size: int = Positive
     shrink: int = Positive
     updates: int = Positive
-    clip: tuple[float, float]
+    clip: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=0.0)]]
     kl: Literal["k1", "k2", "k3"]
     kl_to: Literal["iteration", "initial"]
     kl_weight: float = Field(ge=0.0)
@@ -223,6 +231,8 @@ class RlRound(Section):
             raise ValueError("RL needs sampler.temperature above 0")
         if self.max_sampled_groups < self.groups or self.min_groups > self.groups:
             raise ValueError("needs min_groups <= groups <= max_sampled_groups")
+        if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
+            raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
         return self
 
 
@@ -230,7 +240,7 @@ class Evaluation(Section):
     """A checkpoint on task sets' test splits, once per remasking mode; `sampler` overrides parts of `evaluation.sampler`."""
 
     checkpoint: str
-    tasks: list[str]
+    tasks: Annotated[list[str], Field(min_length=1)]
     block_size: int = Positive
     max_new_tokens: int = Positive
 
@@ -239,7 +249,7 @@ class EvaluationDefaults(Section):
     num_problems: int = Positive
     num_samples: int = Positive
     batch_size: int = Positive
-    remasking: list[Literal["static", "dynamic", "sequential"]]
+    remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
     bootstrap: int = Positive
     sampler: Sampler
 
@@ -278,14 +288,24 @@ class Params(Section):
             for name in sets:
                 if name not in self.tasks.sets:
                     raise ValueError(f"{place}: no task set {name!r}; there are {', '.join(sorted(self.tasks.sets))}")
+        parents = {f"sft@{name}": item.init for name, item in self.sft.items()} | {
+            f"rl@{name}": item.init for name, item in self.rl.items()
+        }
+        for name in parents:
+            seen, parent = {name}, parents[name]
+            while parent in parents:
+                if parent in seen:
+                    raise ValueError(f"{name}: its parents go round in a circle ({' -> '.join([*seen, parent])})")
+                seen.add(parent)
+                parent = parents[parent]
         return self
 
 
 def load_params(path: Path) -> Params:
     """Reads and checks a params file. Raises ParamsError naming every wrong key with its path."""
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+        data = YAML(typ="safe", pure=True).load(path.read_text())  # the parser DVC uses; it refuses a key given twice
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ParamsError("the params file cannot be read", where=str(path), got=error) from error
     return parse_params(data, where=str(path))
 
@@ -294,7 +314,9 @@ def parse_params(data: Any, where: str) -> Params:
     """Params from plain data, as YAML gives it."""
     try:
         # JSON rules of strictness: a list may be a tuple, a whole number a float, and nothing else is converted.
-        return Params.model_validate_json(json.dumps(data))
+        return Params.model_validate_json(json.dumps(data, default=str))
+    except TypeError as error:
+        raise ParamsError("a key of the params is neither text nor number", where=where, got=error) from error
     except ValidationError as error:
         problems = "\n    ".join(_explain(problem, data) for problem in error.errors())
         raise ParamsError(f"{error.error_count()} wrong entries in the params", where=where, got="\n    " + problems,

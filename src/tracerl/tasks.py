@@ -128,14 +128,17 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
             if not isinstance(row[column], str) or not row[column].strip():
                 raise DataError(f"a task has an empty {column}", where=where, got=row[column], wanted="non-empty text",
                                 do="correct or remove this row")  # fmt: skip
-        prompt = row["prompt"]
-        solution, difficulty = str(row.get("solution") or ""), int(row.get("difficulty") or 1)
-        tasks.setdefault(
-            prompt,
-            Task(
-                f"{name}/{_digest(prompt)}", name, "text", split_of(prompt, held_out), difficulty, prompt, row["answer"].strip(), solution
-            ),
-        )
+        prompt, answer, difficulty = row["prompt"], row["answer"].strip(), row.get("difficulty") or 1
+        if "#" in answer or len(answer.splitlines()) != 1:
+            raise DataError("an answer can never be given", where=where, got=answer, wanted="one line without '#'",
+                            do="a response's answer is what follows its last '#', or else its last line")  # fmt: skip
+        if not isinstance(difficulty, int):
+            raise DataError("a difficulty is not a whole number", where=where, got=difficulty, wanted="a whole number, or no such column")
+        if prompt in tasks and tasks[prompt].answer != answer:
+            raise DataError("a problem is listed twice with different answers", where=where, got=[tasks[prompt].answer, answer],
+                            wanted="one answer per prompt", do="correct or remove one of the rows")  # fmt: skip
+        task_id, split = f"{name}/{_digest(prompt)}", split_of(prompt, held_out)
+        tasks.setdefault(prompt, Task(task_id, name, "text", split, difficulty, prompt, answer, str(row.get("solution") or "")))
     chosen = []
     for split, limit in (("train", settings.num_train), ("test", settings.num_test)):
         chosen += [task for task in tasks.values() if task.split == split][:limit]
@@ -155,7 +158,11 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         except (pa.ArrowInvalid, OSError) as error:
             raise DataError("a Parquet task file is damaged", where=str(path), got=error, do="write or copy it again") from error
         return
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError("a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8") from error
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         try:
             row = json.loads(line)
         except ValueError as error:

@@ -6,6 +6,7 @@ No pickle is ever opened and no code from the directory is ever run.
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tracerl.models.transformer import Architecture, Transformer
 
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+# Settings of published configs that the one transformer knows in one value only.
+_PLAIN = {"rope_scaling": None, "use_sliding_window": False, "hidden_act": "silu", "activation_type": "silu", "alibi": False}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -41,13 +44,17 @@ def load_checkpoint(directory: Path, dtype: torch.dtype | None = None) -> tuple[
     config = _read_config(directory)
     architecture = _architecture_of(config, directory)
     tokenizer = load_tokenizer(directory, architecture.mask_id)
+    if architecture.mask_id not in (-1, tokenizer.mask_id):
+        raise CheckpointError("config and tokenizer disagree about the mask token", where=str(directory),
+                              got=f"config.json {architecture.mask_id}, tokenizer {tokenizer.mask_id}", wanted="one id")  # fmt: skip
     if not 0 <= tokenizer.mask_id < architecture.vocab_size:
         raise CheckpointError("the mask id is outside the vocabulary", where=str(directory / "config.json"), got=tokenizer.mask_id,
                               wanted=f"0 to {architecture.vocab_size - 1}")  # fmt: skip
-    stored = _DTYPES[str(config.get("torch_dtype", config.get("dtype", "float32"))).removeprefix("torch.")]
+    architecture = replace(architecture, mask_id=tokenizer.mask_id)
     with torch.device("meta"):
         model = Transformer(architecture)
-    model = model.to(dtype or stored).to_empty(device="cpu")
+    model = model.to(dtype or _dtype_of(config, directory)).to_empty(device="cpu")
+    model.tie()
     _fill(model, directory)
     return model.eval(), tokenizer
 
@@ -110,8 +117,19 @@ def _architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
     missing = [key for ours, key in family.config_keys.items() if values.get(ours) is None]
     if missing:
         raise CheckpointError("the config lacks keys", where=str(directory / "config.json"), got=sorted(config), wanted=missing)
+    unsupported = {key: config[key] for key, plain in _PLAIN.items() if config.get(key, plain) not in (plain, None)}
+    if unsupported:
+        raise CheckpointError("the config asks for what this transformer does not do", where=str(directory / "config.json"),
+                              got=unsupported, wanted={key: _PLAIN[key] for key in unsupported})  # fmt: skip
     values["rope_theta"], values["norm_eps"] = float(values["rope_theta"]), float(values["norm_eps"])
     return Architecture(family=family.name, **values)
+
+
+def _dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
+    name = str(config.get("torch_dtype", config.get("dtype", "float32"))).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise CheckpointError("unknown dtype", where=str(directory / "config.json"), got=name, wanted=", ".join(_DTYPES))
+    return _DTYPES[name]
 
 
 def _shards(directory: Path) -> list[Path]:

@@ -79,7 +79,10 @@ def load_tokenizer(directory: Path, mask_id: int | None) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError("the checkpoint has no fast tokenizer", where=str(path), wanted="tokenizer.json",
                               do="save the tokenizer with transformers' save_pretrained into this directory")  # fmt: skip
-    file = TokenizerFile.from_file(str(path))
+    try:
+        file = TokenizerFile.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError("the tokenizer file is damaged", where=str(path), got=error, do="copy it again") from error
     config = _read_json(directory / "tokenizer_config.json")
     generation = _read_json(directory / "generation_config.json")
     named_mask = _token_id(file, config.get("mask_token"))

@@ -173,7 +173,11 @@ class Transformer(nn.Module):
         self.family = FAMILIES[architecture.family]
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
-        if architecture.tie_embeddings:
+        self.tie()
+
+    def tie(self) -> None:
+        """Makes head and embeddings one parameter where the architecture says so (again after parameters were replaced)."""
+        if self.architecture.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @property

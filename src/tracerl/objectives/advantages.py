@@ -13,8 +13,8 @@ def group_advantages(kind: str, rewards: Floats) -> Floats:
     """
     centred = rewards - rewards.mean()
     if kind == "group":
-        deviation = rewards.std()
-        return centred / deviation if deviation > 0 else np.zeros_like(rewards)
+        # Equal rewards are asked for directly: their computed deviation can be a rounding error instead of zero.
+        return centred / rewards.std() if rewards.min() != rewards.max() else np.zeros_like(rewards)
     if kind == "rloo":
         return centred * len(rewards) / (len(rewards) - 1)
     return centred

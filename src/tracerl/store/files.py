@@ -100,8 +100,11 @@ def _write(path: Path, table: pa.Table, **options: Any) -> None:
     try:
         pq.write_table(table, aside, compression="zstd", **options)
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise DataError("a Parquet file could not be written", where=str(path), got=error,
+                            do="free disk space and run the same command again: it resumes") from error  # fmt: skip
         raise
 
 

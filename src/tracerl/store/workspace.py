@@ -27,6 +27,7 @@ class Workspace:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        _remove(directory.with_name(directory.name + ".tmp"))
         directory.mkdir(parents=True, exist_ok=True)
         for aside in directory.rglob("*.tmp"):
             aside.unlink()
@@ -61,9 +62,10 @@ class Workspace:
                 shutil.copytree(source, aside)
             else:
                 shutil.copyfile(source, aside)
-            _remove(target)
-            os.replace(aside, target)
-        shutil.rmtree(self.directory)
+            _swap(aside, target)
+        doomed = self.directory.with_name(self.directory.name + ".tmp")
+        os.replace(self.directory, doomed)  # in one moment, so that no rerun finds half of it
+        shutil.rmtree(doomed)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -77,6 +79,16 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes indented JSON with a fixed key order."""
     write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def _swap(aside: Path, target: Path) -> None:
+    """Puts `aside` in the place of `target`; a directory cannot be replaced in one call, so the old one is renamed away first."""
+    old = target.with_name(target.name + ".old.tmp")
+    _remove(old)
+    if target.is_dir():
+        os.replace(target, old)
+    os.replace(aside, target)
+    _remove(old)
 
 
 def _remove(path: Path) -> None:
