@@ -292,12 +292,12 @@ class Params(Section):
             f"rl@{name}": item.init for name, item in self.rl.items()
         }
         for name in parents:
-            seen, parent = {name}, parents[name]
-            while parent in parents:
-                if parent in seen:
-                    raise ValueError(f"{name}: its parents go round in a circle ({' -> '.join([*seen, parent])})")
-                seen.add(parent)
-                parent = parents[parent]
+            line = [name]
+            while (parent := parents.get(line[-1])) is not None:
+                if parent in line:
+                    circle = " <- ".join([*line, parent])
+                    raise ValueError(f"{parent.replace('@', '.')}: its parents go round in a circle ({circle})")
+                line.append(parent)
         return self
 
 
