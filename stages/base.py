@@ -18,7 +18,7 @@ from tracerl.store.workspace import write_json
 def main() -> None:
     params = context.load()
     if params.base.path is None:
-        train_and_publish("base", params, params.base, params.base.train, new_base)
+        train_and_publish("base", params, params.base, params.base.train, "tasks", new_base)
     else:
         import_checkpoint(params, context.ROOT / params.base.path)
 

@@ -4,9 +4,11 @@ Stages are started by DVC in the project's root. They know the params file, the 
 """
 
 import argparse
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +19,13 @@ import torch
 from tqdm import tqdm
 
 from tracerl.config import Params, load_params
-from tracerl.errors import ParamsError, TracerlError
+from tracerl.errors import DataError, ParamsError, TracerlError
 from tracerl.store.workspace import Workspace, write_text
+from tracerl.types import Task
 
 Section = TypeVar("Section")
 
+CODE = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).resolve()
 DATA, REPORTS = ROOT / "data", ROOT / "reports"
 CHECKPOINTS, ROLLOUTS, TASKS, TRACES, EVALS = (DATA / n for n in ("checkpoints", "rollouts", "tasks", "traces", "evals"))
@@ -33,6 +37,15 @@ def load() -> Params:
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
     return params
+
+
+def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
+    """The test split. Raises DataError if it is empty."""
+    test = [task for task in tasks if task.split == "test"]
+    if not test:
+        raise DataError("a task set has no held-out problem", where=where, got=f"{len(tasks)} tasks", wanted="a test split",
+                        do="raise num_test of the set, or give its file more prompts")  # fmt: skip
+    return test
 
 
 def section(sections: Mapping[str, Section], kind: str, name: str) -> Section:
@@ -61,20 +74,19 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
     """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are removed."""
     name = f"{stage}-{_fingerprint(params, section if isinstance(section, tuple) else (section,), inputs)}"
     for other in SCRATCH.glob(f"{stage}-*"):
-        if other.name != name:
+        if other.name != name and re.fullmatch(re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name):
             shutil.rmtree(other)
     return Workspace(SCRATCH / name)
 
 
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
-    """A progress bar with ETA: a live line on a terminal, a line every ten seconds elsewhere."""
-    bar: tqdm | None = None
+    """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere."""
+    live = sys.stderr.isatty()
+    bar = tqdm(desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live)
 
     def show(done: int, total: int, text: str = "") -> None:
-        nonlocal bar
-        if bar is None:
-            live = sys.stderr.isatty()
-            bar = tqdm(total=total, initial=done - 1, desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live)
+        if bar.total is None:
+            bar.total, bar.initial, bar.n = total, done - 1, done - 1  # a resumed stage starts where it was
         bar.set_postfix_str(text, refresh=False)
         bar.update(done - bar.n)
         if done >= total:
@@ -92,13 +104,18 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         main(**vars(parser.parse_args()))
     except TracerlError as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.exit(f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again")
 
 
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
-    digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], params.seed, params.threads, torch.__version__]).encode())
-    for folder in (ROOT / "src", ROOT / "stages", *inputs):
-        pattern = "*.py" if folder in (ROOT / "src", ROOT / "stages") else "*"
+    common = [params.seed, params.threads, params.truncated_is_wrong, torch.__version__]
+    digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
+    for folder in (CODE / "src", CODE / "stages", *inputs):
+        pattern = "*.py" if folder.parent == CODE else "*"
         for file in [folder] if folder.is_file() else sorted(folder.rglob(pattern)):
             if file.is_file():
                 with file.open("rb") as stream:

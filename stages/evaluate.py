@@ -3,6 +3,8 @@
 Example: python -m stages.evaluate sft-short
 """
 
+from itertools import product
+
 import pyarrow as pa
 
 from stages import context
@@ -16,42 +18,38 @@ from tracerl.store.workspace import write_json
 def main(name: str) -> None:
     params = context.load()
     one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
-    checkpoint = context.CHECKPOINTS / one.checkpoint
-    inputs = [checkpoint, *(context.TASKS / f"{s}.parquet" for s in one.tasks)]
-    space = context.workspace(f"evaluate@{name}", params, (one, common), inputs)
+    stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
+    files = {task_set: context.TASKS / f"{task_set}.parquet" for task_set in one.tasks}
+    space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
     model, tokenizer = load_checkpoint(checkpoint)
-    occasion = Occasion(f"evaluate@{name}", 0, policy_hash(model), params.seed, truncated_is_wrong=True)
-    override = {"block_size": one.block_size, "steps_per_block": one.block_size, "max_new_tokens": one.max_new_tokens}
-    batches = []
-    dropped = {}
-    for task_set in one.tasks:
-        test = [t for t in read_tasks(context.TASKS / f"{task_set}.parquet") if t.split == "test"]
-        fitting, dropped[task_set] = within_prompt_limit(test, tokenizer, common.sampler, f"{occasion.stage}: {task_set}")
-        tasks = fitting[: common.num_problems]
-        for mode in common.remasking:
-            batches += [(task_set, mode, i, tasks[i : i + common.batch_size]) for i in range(0, len(tasks), common.batch_size)]
-    show = context.progress(f"evaluate@{name}", "batch")
-    tables: dict[tuple[str, str], list[pa.Table]] = {}
-    for number, (task_set, mode, first, tasks) in enumerate(batches, start=1):
-        path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
-        if not path.is_file():
-            at = Occasion(f"{occasion.stage}/{mode}", 0, occasion.policy_hash, occasion.seed, truncated_is_wrong=True)
-            sampler = common.sampler.model_copy(update={**override, "remasking": mode})
-            write_rollouts(path, rollout_table(respond(model, tokenizer, tasks, common.num_samples, sampler, at)))
-        tables.setdefault((task_set, mode), []).append(read_rollouts(path))
-        show(number, len(batches), f"{task_set} {mode}")
-    rows = [
-        {
-            "checkpoint": one.checkpoint,
-            "benchmark": task_set,
-            "remasking": mode,
-            "block_size": one.block_size,
-            **summarise(pa.concat_tables(parts), common.bootstrap, params.seed),
-        }
-        for (task_set, mode), parts in tables.items()
-    ]
-    settings = {**common.sampler.model_dump(), **override, "seed": params.seed, "policy_hash": occasion.policy_hash}
-    write_json(space.directory / "metrics.json", {"rows": rows, "settings": settings, "dropped_prompt_too_long": dropped})
+    policy = policy_hash(model)
+    problems, dropped = {}, {}
+    for task_set, path in files.items():
+        fitting, dropped[task_set] = within_prompt_limit(read_tasks(path), tokenizer, one.sampler, f"{stage}: {task_set}")
+        problems[task_set] = context.held_out(fitting, f"{stage}: {task_set}")[: common.num_problems]
+    show, done = context.progress(stage, "response"), 0
+    total = common.num_samples * len(common.remasking) * sum(map(len, problems.values()))
+    rows = []
+    for task_set, mode in product(problems, common.remasking):
+        tasks, parts = problems[task_set], []
+        occasion = Occasion(f"{stage}/{mode}", 0, policy, params.seed, params.truncated_is_wrong)
+        sampler = one.sampler.model_copy(update={"remasking": mode})
+        for first in range(0, len(tasks), common.batch_size):
+            path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
+            if not path.is_file():
+                batch = tasks[first : first + common.batch_size]
+                write_rollouts(path, rollout_table(respond(model, tokenizer, batch, common.num_samples, sampler, occasion)))
+            parts.append(read_rollouts(path))
+            done += parts[-1].num_rows
+            show(done, total, f"{task_set} {mode}")
+        figures = summarise(pa.concat_tables(parts), common.bootstrap, params.seed)
+        place = {"checkpoint": one.checkpoint, "benchmark": task_set, "remasking": mode, "block_size": sampler.block_size}
+        rows.append({**place, **figures})
+    # DVC's metrics show and diff read numbers below names; the report reads the rows.
+    accuracy = {task_set: {row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set} for task_set in problems}
+    settings = {**one.sampler.model_dump(exclude={"remasking"}), "seed": params.seed, "policy_hash": policy}
+    metrics = {"accuracy": accuracy, "rows": rows, "settings": settings, "dropped_prompt_too_long": dropped}
+    write_json(space.directory / "metrics.json", metrics)
     space.publish({"rows": context.EVALS / name, "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json"})
 
 

@@ -20,8 +20,10 @@ def main(name: str) -> None:
     reference = load_checkpoint(start)[0] if settings.kl_to == "initial" else None
     tasks = {task_set: read_tasks(context.TASKS / f"{task_set}.parquet") for task_set in settings.tasks}
     fitting = {n: within_prompt_limit(pool, tokenizer, settings.sampler, f"{stage}: {n}") for n, pool in tasks.items()}
-    train, test = ({n: [t for t in pool if t.split == split] for n, (pool, _) in fitting.items()} for split in ("train", "test"))
-    curves = train_rl(model, reference, tokenizer, train, test, settings, params.seed, stage, space, context.progress(stage, "iteration"))
+    train = {n: [task for task in pool if task.split == "train"] for n, (pool, _) in fitting.items()}
+    test = {n: context.held_out(pool, f"{stage}: {n}") for n, (pool, _) in fitting.items()}
+    show = context.progress(stage, "iteration")
+    curves = train_rl(model, reference, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show)
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])

@@ -4,10 +4,11 @@ Example: python -m stages.sft short
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from stages import context
-from tracerl.config import Params, SftRound
+from tracerl.config import Params, Training
 from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -21,18 +22,24 @@ def main(name: str) -> None:
     params = context.load()
     settings = context.section(params.sft, "sft", name)
     start = context.CHECKPOINTS / settings.init
-    train_and_publish(f"sft@{name}", params, settings, settings, lambda _: load_checkpoint(start), start)
+    train_and_publish(f"sft@{name}", params, settings, settings, settings.data, lambda _: load_checkpoint(start), start)
 
 
 def train_and_publish(
-    stage: str, params: Params, section: Any, settings: SftRound, initial: Callable[[Params], tuple[Transformer, Tokenizer]], *inputs: Any
+    stage: str,
+    params: Params,
+    section: Any,
+    settings: Training,
+    data: str,
+    initial: Callable[[Params], tuple[Transformer, Tokenizer]],
+    *inputs: Path,
 ) -> None:
-    """Trains from `initial` and publishes checkpoint, curve and metrics of `stage`."""
-    source = context.TASKS if settings.data == "tasks" else context.TRACES
-    files = [source / f"{task_set}.parquet" for task_set in settings.tasks]
-    space = context.workspace(stage, params, section, [*files, *inputs])
+    """Trains from `initial` on `data` ("tasks" or "traces") and publishes checkpoint, curve and metrics of `stage`."""
+    files = {task_set: context.DATA / data / f"{task_set}.parquet" for task_set in settings.tasks}
+    space = context.workspace(stage, params, section, [*files.values(), *inputs])
     model, tokenizer = initial(params)
-    examples, dropped = check_lengths(read_examples(settings, tokenizer), settings.max_length, stage)
+    read = worked_solutions if data == "tasks" else verified_traces
+    examples, dropped = check_lengths({name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage)
     curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"))
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     metrics = {
@@ -47,12 +54,14 @@ def train_and_publish(
     space.publish(context.training_outputs(stage))
 
 
-def read_examples(settings: SftRound, tokenizer: Tokenizer) -> dict[str, list[Trajectory]]:
-    """Training examples by task set: worked solutions of the train split, or collected traces."""
-    if settings.data == "traces":
-        return {name: [t for _, t in read_trajectories(context.TRACES / f"{name}.parquet")] for name in settings.tasks}
-    tasks = {name: read_tasks(context.TASKS / f"{name}.parquet") for name in settings.tasks}
-    return {name: [worked_trajectory(t, tokenizer) for t in pool if t.split == "train" and t.solution] for name, pool in tasks.items()}
+def worked_solutions(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
+    """The worked solutions of a task file's train split."""
+    return [worked_trajectory(task, tokenizer) for task in read_tasks(path) if task.split == "train" and task.solution]
+
+
+def verified_traces(path: Path, _: Tokenizer) -> list[Trajectory]:
+    """The correct responses of a trace file."""
+    return read_trajectories(path, verdict="correct")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Collects traces for SFT with traces.checkpoint: data/traces/<set>.parquet.
 
-Known solutions in the model's own preferred order, and the model's own verified responses.
+Known solutions in the model's own preferred order, and the model's own responses (SFT takes the correct ones).
 
 Example: python -m stages.traces
 """
@@ -11,7 +11,7 @@ from tracerl.evaluation.responses import Occasion, within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
 from tracerl.store.workspace import write_json
-from tracerl.training.traces import own_verified, preferred_solutions
+from tracerl.training.traces import own_responses, preferred_solutions
 
 
 def main() -> None:
@@ -21,21 +21,30 @@ def main() -> None:
     names = sorted({*settings.preferred, *settings.rollouts})
     space = context.workspace("traces", params, settings, [start, *(context.TASKS / f"{n}.parquet" for n in names)])
     model, tokenizer = load_checkpoint(start)
-    occasion = Occasion("traces", 0, policy_hash(model), params.seed, truncated_is_wrong=True)
-    show = context.progress("traces", "set")
-    counts = {}
-    for number, name in enumerate(names, start=1):
+    occasion = Occasion("traces", 0, policy_hash(model), params.seed, params.truncated_is_wrong)
+    show, done, counts = context.progress("traces", "response"), 0, {}
+    total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())
+
+    def on_done(number: int) -> None:
+        nonlocal done
+        done += number
+        show(done, max(total, done), name)
+
+    for name in names:
         path = space.directory / "traces" / f"{name}.parquet"
         every = [task for task in read_tasks(context.TASKS / f"{name}.parquet") if task.split == "train"]
         train, dropped = within_prompt_limit(every, tokenizer, settings.sampler, f"traces: {name}")
         if not path.is_file():
-            preferred = preferred_solutions(model, tokenizer, train, settings.preferred.get(name, 0), settings, occasion)
-            own = own_verified(model, tokenizer, train, settings.rollouts.get(name, 0), settings, occasion)
+            preferred = preferred_solutions(model, tokenizer, train, settings.preferred.get(name, 0), settings, occasion, on_done)
+            own = own_responses(model, tokenizer, train, settings.rollouts.get(name, 0), settings, occasion, on_done)
             write_rollouts(path, rollout_table([*preferred, *own]))
         table = read_rollouts(path)
-        mean_steps = sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1)
-        counts[name] = {"num_traces": table.num_rows, "mean_steps": mean_steps, "dropped_prompt_too_long": dropped}
-        show(number, len(names), name)
+        counts[name] = {
+            "num_responses": table.num_rows,
+            "num_verified": table["verdict"].to_pylist().count("correct"),
+            "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
+            "dropped_prompt_too_long": dropped,
+        }
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
     space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})
 

@@ -151,7 +151,7 @@ def test_every_wrong_entry_is_reported_at_once():
         ("rl.short.train_block_size", 6, ["rl.short", "train_block_size 6", "block_size 4"]),
         ("rl.short.train_block_size", 2, ["rl.short", "train_block_size 2", "block_size 4"]),
         ("rl.short.sampler.steps_per_block", 5, ["rl.short.sampler", "steps_per_block 5", "block_size 4"]),
-        ("evaluation.sampler.block_size", 2, ["evaluation.sampler", "steps_per_block 4", "block_size 2"]),
+        ("evaluate.sft-short.sampler.block_size", 2, ["evaluation.sampler", "steps_per_block 4", "block_size 2"]),
         ("traces.step_tokens", 3, ["traces", "step_tokens 3", "pick 2"]),
         ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
         ("base.train.noise", [0.0, 1.5], ["base.train", "(0.0, 1.5)"]),

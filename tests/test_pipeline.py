@@ -13,6 +13,8 @@ import yaml
 
 from tests.tiny_run import ROOT, tiny_params, write_params
 
+pytestmark = [pytest.mark.xdist_group("pipeline"), pytest.mark.timeout(600)]
+
 STAGES = ["tasks", "base", "traces", "sft@short", "rl@short", "sft@long", "rl@long", "rl@enlarge", "rl@wide",
           "evaluate@rl-short", "evaluate@wide-k8", "report"]  # fmt: skip
 
@@ -45,12 +47,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_params(folder, params)
     (folder / "data" / "raw").mkdir(parents=True)
     (folder / "easy.jsonl").rename(folder / "data" / "raw" / "easy.jsonl")
-    (folder / ".dvc" / "config").write_text("[core]\n    analytics = false\n    no_scm = true\n")
+    with (folder / ".dvc" / "config").open("a") as config:
+        config.write("    no_scm = true\n")
     assert sorted(stages_run(dvc(folder, "repro"))) == sorted(STAGES)
     return folder
 
 
-@pytest.mark.timeout(600)
 def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> None:
     summary = json.loads((project / "reports" / "metrics" / "summary.json").read_text())
     assert {row["checkpoint"] for row in summary["rows"]} == {"rl@short", "rl@wide"}
@@ -58,13 +60,11 @@ def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> Non
     assert not list((project / "data" / "scratch").iterdir())
 
 
-@pytest.mark.timeout(600)
 def test_a_second_run_does_nothing(project: Path) -> None:
     assert stages_run(dvc(project, "repro")) == []
     assert "up to date" in dvc(project, "status")
 
 
-@pytest.mark.timeout(600)
 def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["rl"]["long"]["optimizer"]["lr"] *= 2

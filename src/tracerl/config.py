@@ -22,6 +22,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+# Names become file names and stage names.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Shares = Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
 Fraction = Field(ge=0.0, le=1.0)
 Positive = Field(gt=0)
@@ -49,7 +51,7 @@ class Tasks(Section):
     """held_out: the share of all possible problems, by a hash of the problem, that belong to the test split."""
 
     held_out: float = Field(gt=0.0, lt=1.0)
-    sets: dict[str, TaskSet]
+    sets: dict[Name, TaskSet]
 
 
 class ModelShape(Section):
@@ -112,17 +114,14 @@ class Sampler(Section):
         return self
 
 
-class SftRound(Section):
-    """Supervised fine-tuning from checkpoint `init` on `data`.
+class Training(Section):
+    """Supervised training on trajectories; see training/sft.py.
 
-    data: "tasks" (the task sets' worked solutions) or "traces" (the traces stage's files, with step maps).
     objective: "random" (fresh noise, per block or per sequence) or "trace" (views of the step map).
     noise: range of the noise level t. weighting: "inverse_t" or "uniform". block_sizes: block size -> share of the batches.
     tasks: task set -> share of the examples.
     """
 
-    init: str
-    data: Literal["tasks", "traces"]
     objective: Literal["random", "trace"]
     noise: tuple[float, float]
     weighting: Literal["inverse_t", "uniform"]
@@ -144,12 +143,31 @@ class SftRound(Section):
         return self
 
 
+class SftRound(Training):
+    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps)."""
+
+    init: str
+    data: Literal["tasks", "traces"]
+
+    @model_validator(mode="after")
+    def _traces_have_steps(self) -> Self:
+        if self.objective == "trace" and self.data != "traces":
+            raise ValueError("objective 'trace' needs data 'traces': worked solutions have no step map")
+        return self
+
+
 class Base(Section):
-    """The first checkpoint: imported from `path`, or, if that is null, a new `model` trained by `train`."""
+    """The first checkpoint: imported from `path`, or, if that is null, a new `model` trained by `train` on worked solutions."""
 
     path: str | None
     model: ModelShape
-    train: SftRound
+    train: Training
+
+    @model_validator(mode="after")
+    def _solutions_have_no_steps(self) -> Self:
+        if self.train.objective != "random":
+            raise ValueError("train.objective must be 'random': worked solutions have no step map")
+        return self
 
 
 class Traces(Section):
@@ -163,8 +181,8 @@ class Traces(Section):
     block_size: int = Positive
     pick: int = Positive
     step_tokens: int = Positive
-    preferred: dict[str, int]
-    rollouts: dict[str, int]
+    preferred: dict[str, Annotated[int, Field(ge=0)]]
+    rollouts: dict[str, Annotated[int, Field(ge=0)]]
     group_size: int = Positive
     batch_size: int = Positive
     sampler: Sampler
@@ -181,6 +199,7 @@ class HeldOut(Section):
 
     every: int = Positive
     num_problems: int = Positive
+    bootstrap: int = Positive
     remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
 
 
@@ -202,7 +221,6 @@ class RlRound(Section):
     max_sampled_groups: int = Positive
     min_groups: int = Positive
     pass_rate: tuple[float, float]
-    truncated_is_wrong: bool
     advantages: Literal["group", "mean", "rloo"]
     train_block_size: int = Positive
     shrink: int = Positive
@@ -237,21 +255,21 @@ class RlRound(Section):
 
 
 class Evaluation(Section):
-    """A checkpoint on task sets' test splits, once per remasking mode; `sampler` overrides parts of `evaluation.sampler`."""
+    """A checkpoint on task sets' test splits, once per remasking mode of `evaluation` (which replaces the sampler's own)."""
 
     checkpoint: str
     tasks: Annotated[list[str], Field(min_length=1)]
-    block_size: int = Positive
-    max_new_tokens: int = Positive
+    sampler: Sampler
 
 
 class EvaluationDefaults(Section):
+    """What all evaluations share: problems per task set, responses per problem, problems per saved batch, bootstrap resamples."""
+
     num_problems: int = Positive
     num_samples: int = Positive
     batch_size: int = Positive
     remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
     bootstrap: int = Positive
-    sampler: Sampler
 
 
 class Report(Section):
@@ -261,17 +279,21 @@ class Report(Section):
 
 
 class Params(Section):
-    """A whole run. threads: OpenMP threads of every stage; part of what a result depends on, bit for bit."""
+    """A whole run. threads: OpenMP threads of every stage; part of what a result depends on, bit for bit.
+
+    truncated_is_wrong: whether a response cut at the length limit is wrong whatever it holds: in traces, RL and every evaluation.
+    """
 
     seed: int = Field(ge=0)
     threads: int = Positive
+    truncated_is_wrong: bool
     tasks: Tasks
     base: Base
     traces: Traces
-    sft: dict[str, SftRound]
-    rl: dict[str, RlRound]
+    sft: dict[Name, SftRound]
+    rl: dict[Name, RlRound]
     evaluation: EvaluationDefaults
-    evaluate: dict[str, Evaluation]
+    evaluate: dict[Name, Evaluation]
     report: Report
 
     @model_validator(mode="after")
@@ -288,6 +310,10 @@ class Params(Section):
             for name in sets:
                 if name not in self.tasks.sets:
                     raise ValueError(f"{place}: no task set {name!r}; there are {', '.join(sorted(self.tasks.sets))}")
+        traced = {*self.traces.preferred, *self.traces.rollouts}
+        for name, item in self.sft.items():
+            if item.data == "traces" and not traced.issuperset(item.tasks):
+                raise ValueError(f"sft.{name}: no traces are collected of {sorted(set(item.tasks) - traced)}; add them to traces")
         parents = {f"sft@{name}": item.init for name, item in self.sft.items()} | {
             f"rl@{name}": item.init for name, item in self.rl.items()
         }

@@ -115,7 +115,11 @@ def write_run(root: Path, params: Params) -> None:
         write_curve(reports / "curves" / f"{stage}.tsv", train_curve(stage, settings.iterations))
         write_curve(reports / "curves" / f"{stage}-held-out.tsv", held_out_curve(settings.iterations, settings.held_out.every))
     for name, one in params.evaluate.items():
-        rows = [evaluation_row(one.checkpoint, task_set, mode, one.block_size) for task_set in one.tasks for mode in ("static", "dynamic")]
+        rows = [
+            evaluation_row(one.checkpoint, task_set, mode, one.sampler.block_size)
+            for task_set in one.tasks
+            for mode in ("static", "dynamic")
+        ]
         write_json(reports / "metrics" / "evaluate" / f"{name}.json", {"rows": rows, "settings": {"seed": 0}})
 
 

@@ -48,7 +48,7 @@ def test_the_summary_has_exactly_the_wanted_columns_in_the_order_of_the_params(r
     rows = json.loads((run_folder / "reports" / "metrics" / "summary.json").read_text())["rows"]
     assert {tuple(sorted(row)) for row in rows} == {tuple(sorted(WANTED))}
     expected = [
-        (one.checkpoint, task_set, mode, one.block_size)
+        (one.checkpoint, task_set, mode, one.sampler.block_size)
         for one in small_params().evaluate.values()
         for task_set in one.tasks
         for mode in ("static", "dynamic")

@@ -62,14 +62,15 @@ def test_tasks_come_back_as_they_were_written(tmp_path):
 def test_trajectories_come_back_bit_for_bit(tmp_path, filters):
     written = rollouts(**filters)
     write_rollouts(tmp_path / "rollouts.parquet", rollout_table(written))
-    back = read_trajectories(tmp_path / "rollouts.parquet")
-    assert [task_id for task_id, _ in back] == [rollout.task.task_id for rollout in written]
-    for rollout, (_, trajectory) in zip(written, back, strict=True):
+    back = {verdict: read_trajectories(tmp_path / "rollouts.parquet", verdict) for verdict in ("correct", "wrong", "undecided")}
+    for rollout in written:
+        trajectory = back[rollout.verdict].pop(0)
         for name, value in asdict(rollout.trajectory).items():
             other = getattr(trajectory, name)
             np.testing.assert_array_equal(value, other, err_msg=name)
             assert type(value) is type(other)
             assert getattr(value, "dtype", None) == getattr(other, "dtype", None)
+    assert not any(back.values())
 
 
 def test_log_probabilities_that_are_unknown_come_back_unknown(tmp_path):
@@ -77,7 +78,7 @@ def test_log_probabilities_that_are_unknown_come_back_unknown(tmp_path):
     first = rollouts()[0]
     trajectory = replace(first.trajectory, logprobs=unknown, filtered_logprobs=unknown)
     write_rollouts(tmp_path / "rollouts.parquet", rollout_table([replace(first, trajectory=trajectory)]))
-    [(_, back)] = read_trajectories(tmp_path / "rollouts.parquet")
+    [back] = read_trajectories(tmp_path / "rollouts.parquet", first.verdict)
     assert np.isnan(back.logprobs).all()
     assert np.isnan(back.filtered_logprobs).all()
 
@@ -158,7 +159,7 @@ def test_a_truncated_file_is_named(tmp_path):
         path.write_bytes(data[:length])
         assert str(path) in error_of(path)
         with pytest.raises(DataError, match=str(path)):
-            read_trajectories(path)
+            read_trajectories(path, "correct")
         with pytest.raises(DataError, match=str(path)):
             read_tasks(path)
 

@@ -22,7 +22,14 @@ from tracerl.models.transformer import Architecture, Transformer
 WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # Settings of published configs that the one transformer knows in one value only.
-_PLAIN = {"rope_scaling": None, "use_sliding_window": False, "hidden_act": "silu", "activation_type": "silu", "alibi": False}
+_PLAIN = {
+    "rope_scaling": None,
+    "rope_type": "default",
+    "use_sliding_window": False,
+    "hidden_act": "silu",
+    "activation_type": "silu",
+    "alibi": False,
+}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -33,7 +40,11 @@ def save_checkpoint(model: Transformer, tokenizer: Tokenizer, directory: Path) -
     generation = {"eos_token_id": list(tokenizer.end_ids), "pad_token_id": tokenizer.end_ids[0]}
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
     tokenizer.save(directory)
-    save_file(published_state(model), directory / WEIGHTS, metadata={"format": "pt"})
+    try:
+        save_file(published_state(model), directory / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise CheckpointError("the weights could not be written", where=str(directory / WEIGHTS), got=error,
+                              do="free disk space and run the same command again: it resumes") from error  # fmt: skip
 
 
 def load_checkpoint(directory: Path, dtype: torch.dtype | None = None) -> tuple[Transformer, Tokenizer]:
@@ -107,6 +118,7 @@ def _architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
     if family is None:
         raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
                               wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
+    config = {**(config.get("rope_parameters") or {}), **config}  # newer configs keep the rotary settings in a section of their own
     values = {ours: config[key] for ours, key in family.config_keys.items() if key in config}
     heads = values.get("num_heads")
     values.setdefault("num_kv_heads", heads)

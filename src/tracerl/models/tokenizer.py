@@ -14,7 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
-from tracerl.errors import CheckpointError
+from tracerl.errors import CheckpointError, DataError
 
 MASK, END = "<mask>", "<end>"
 _CHARACTERS = string.printable[:95] + "\n"
@@ -32,7 +32,17 @@ class Tokenizer:
         return self.file.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.file.encode(text, add_special_tokens=False).ids
+        """Ids of plain text; what looks like a special token in it is text. Raises DataError for a character without a token."""
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        self.file.encode_special_tokens = not special
+        try:
+            ids: list[int] = self.file.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the library raises plain Exception
+            raise DataError("a text holds characters that the tokenizer has no token for", got=ascii(text[:80]),
+                            do="the default model's tokenizer knows printable ASCII and line breaks; import a checkpoint with a larger one"
+                            ) from error  # fmt: skip
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -45,7 +55,7 @@ class Tokenizer:
         if self._render is None:
             return self.encode(prompt)
         messages = [{"role": "user", "content": prompt}]
-        return self.encode(self._render.render(messages=messages, add_generation_prompt=True))
+        return self._encode(self._render.render(messages=messages, add_generation_prompt=True), special=True)
 
     def save(self, directory: Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and, if there is one, the chat template."""
@@ -63,7 +73,7 @@ class Tokenizer:
 def character_tokenizer() -> Tokenizer:
     """One token per printable ASCII character, plus the mask and the end token (ids 0 and 1)."""
     vocabulary = {MASK: 0, END: 1} | {character: 2 + i for i, character in enumerate(_CHARACTERS)}
-    file = TokenizerFile(models.WordLevel(vocabulary, unk_token=" "))
+    file = TokenizerFile(models.WordLevel(vocabulary, unk_token="<unknown>"))  # not in the vocabulary: an unknown character is an error
     file.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     file.decoder = decoders.Fuse()
     file.add_special_tokens([AddedToken(MASK, special=True), AddedToken(END, special=True)])

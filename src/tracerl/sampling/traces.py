@@ -34,7 +34,10 @@ def preferred_order(
         for i, (chosen, block) in enumerate(zip(selection, blocks, strict=True)):
             mine = (views.source == i).numpy()
             _select(chosen, block, views.token.numpy()[mine], confidence[mine], pick, round_number)
-    return [replace(t, step_map=_merged(s, b, step_tokens // pick)) for t, s, b in zip(trajectories, selection, blocks, strict=True)]
+    return [
+        replace(t, step_map=_merged(s, b, step_tokens // pick), block_size=block_size)
+        for t, s, b in zip(trajectories, selection, blocks, strict=True)
+    ]
 
 
 def _plan(open_positions: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int64], model: Transformer) -> Plan:

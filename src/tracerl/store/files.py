@@ -51,9 +51,9 @@ def read_rollouts(path: Path) -> pa.Table:
     return _read(path, ROLLOUTS)
 
 
-def read_trajectories(path: Path) -> list[tuple[str, Trajectory]]:
-    """(task_id, trajectory) of every row of a rollout file, in its order."""
-    return [(row["task_id"], _trajectory(row)) for row in read_rollouts(path).to_pylist()]
+def read_trajectories(path: Path, verdict: str) -> list[Trajectory]:
+    """Trajectories of the rows of a rollout file that have this verdict, in its order."""
+    return [_trajectory(row) for row in read_rollouts(path).to_pylist() if row["verdict"] == verdict]
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:

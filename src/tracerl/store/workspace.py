@@ -48,9 +48,14 @@ class Workspace:
         path = self.directory / _STATE
         if not path.is_file():
             return None
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads(file.metadata()["progress"])
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, json.loads(file.metadata()["progress"])
+        except SafetensorError as error:
+            raise DataError(
+                "the saved state is damaged", where=str(path), got=error, do="delete this file and start the stage again"
+            ) from error
 
     def publish(self, outputs: Mapping[str, Path]) -> None:
         """Puts files and directories of the scratch directory (by name) into their final places, then removes the scratch directory."""

@@ -63,6 +63,7 @@ def train_rl(
     train_tasks: dict[str, list[Task]],
     test_tasks: dict[str, list[Task]],
     settings: RlRound,
+    truncated_is_wrong: bool,
     seed: int,
     stage: str,
     workspace: Workspace,
@@ -78,7 +79,7 @@ def train_rl(
     if saved := workspace.load():
         trainer.load_state(saved[0])
         curves, iteration = saved[1]["curves"], saved[1]["iteration"]
-    rounds = _Round(model, reference, tokenizer, settings, seed, stage, workspace)
+    rounds = _Round(model, reference, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
     while iteration < settings.iterations:
         if iteration == 0 and not curves["held_out"]:
             curves["held_out"] += rounds.held_out(test_tasks, 0)
@@ -101,6 +102,7 @@ class _Round:
     reference: Transformer | None
     tokenizer: Tokenizer
     settings: RlRound
+    truncated_is_wrong: bool
     seed: int
     stage: str
     workspace: Workspace
@@ -138,19 +140,19 @@ class _Round:
         rows = []
         for remasking in self.settings.held_out.remasking:
             name = f"held-out-{remasking}"
-            occasion = Occasion(f"{self.stage}/{name}", iteration, policy_hash(self.model), self.seed, self.settings.truncated_is_wrong)
+            occasion = Occasion(f"{self.stage}/{name}", iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong)
             chosen = [task for pool in tasks.values() for task in pool[: self.settings.held_out.num_problems]]
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
             table = rollout_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
             write_rollouts(self.workspace.directory / ROLLOUTS / f"{name}-{iteration:05d}.parquet", table)
-            rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, 1000, self.seed)})
+            rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
 
     def _sample_groups(self, tasks: dict[str, list[Task]], iteration: int) -> list[list[Rollout]]:
         """Groups of responses, further prompts being drawn until enough groups are informative or the cap is reached."""
         settings = self.settings
         queue = _draw_tasks(tasks, settings.tasks, settings.max_sampled_groups, generator_for(self.seed, self.stage, iteration, "tasks"))
-        occasion = Occasion(self.stage, iteration, policy_hash(self.model), self.seed, settings.truncated_is_wrong)
+        occasion = Occasion(self.stage, iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong)
         groups: list[list[Rollout]] = []
         missing = settings.groups
         while missing > 0 and len(groups) < len(queue):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracerl.config import SftRound
+from tracerl.config import Training
 from tracerl.errors import DataError
 from tracerl.models.masks import block_starts_after
 from tracerl.models.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def train_sft(
     model: Transformer,
     tokenizer: Tokenizer,
     examples: dict[str, list[Trajectory]],
-    settings: SftRound,
+    settings: Training,
     seed: int,
     stage: str,
     workspace: Workspace,
@@ -79,7 +79,7 @@ def train_sft(
     if saved := workspace.load():
         trainer.load_state(saved[0])
         curve = saved[1]["curve"]
-    recent: list[float] = saved[1]["recent"] if saved else []
+    recent: list[float] = []  # losses since the last save
     while trainer.num_steps < settings.num_steps:
         stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
@@ -88,13 +88,13 @@ def train_sft(
         if done % settings.save_every == 0 or done == settings.num_steps:
             curve.append({"step": done, "loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr})
             recent = []
-            workspace.save(trainer.state(), {"curve": curve, "recent": recent})
+            workspace.save(trainer.state(), {"curve": curve})
     model.eval()
     return curve
 
 
 def _micro_batches(
-    model: Transformer, tokenizer: Tokenizer, examples: dict[str, list[Trajectory]], settings: SftRound, rng: np.random.Generator
+    model: Transformer, tokenizer: Tokenizer, examples: dict[str, list[Trajectory]], settings: Training, rng: np.random.Generator
 ) -> list[Callable[[], torch.Tensor]]:
     """The losses of one optimizer step; their sum is the mean over all trainable tokens of its batch."""
     sizes = np.array(list(settings.block_sizes.values()))
@@ -117,7 +117,7 @@ def _micro_batches(
     return [loss_of(indices) for indices in packed(lengths, settings.micro_batch_tokens)]
 
 
-def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: SftRound, rng: np.random.Generator) -> Plan:
+def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: Training, rng: np.random.Generator) -> Plan:
     if settings.objective == "trace":
         return trace_plan(trajectory, block_size, model.family, settings.shrink)
     return random_plan(trajectory, block_size, model.family, settings.noise, settings.weighting, rng)

@@ -1,6 +1,6 @@
-"""Traces for SFT as rows of the store: known solutions in the model's preferred order, and the model's own verified responses."""
+"""Traces for SFT as rows of the store: known solutions in the model's preferred order, and the model's own responses."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, recorded_settings, respond
@@ -12,7 +12,13 @@ from tracerl.types import Rollout, Task
 
 
 def preferred_solutions(
-    model: Transformer, tokenizer: Tokenizer, tasks: Sequence[Task], count: int, settings: Traces, occasion: Occasion
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tasks: Sequence[Task],
+    count: int,
+    settings: Traces,
+    occasion: Occasion,
+    on_done: Callable[[int], None],
 ) -> list[Rollout]:
     """The first `count` tasks with a worked solution, each solution with the step map of the model's own preferred order."""
     solved = [task for task in tasks if task.solution][:count]
@@ -21,6 +27,7 @@ def preferred_solutions(
     for start in range(0, len(solved), settings.batch_size):
         batch = solved[start : start + settings.batch_size]
         known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer.end_ids) for task in batch]
+        on_done(len(batch))
         ordered = preferred_order(model, known, settings.block_size, settings.pick, settings.step_tokens)
         for task, trajectory in zip(batch, ordered, strict=True):
             rollouts.append(
@@ -42,10 +49,15 @@ def preferred_solutions(
     return rollouts
 
 
-def own_verified(
-    model: Transformer, tokenizer: Tokenizer, tasks: Sequence[Task], count: int, settings: Traces, occasion: Occasion
+def own_responses(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tasks: Sequence[Task],
+    count: int,
+    settings: Traces,
+    occasion: Occasion,
+    on_done: Callable[[int], None],
 ) -> list[Rollout]:
-    """The correct responses among `group_size` samples of the last `count` tasks (the first ones serve `preferred_solutions`)."""
-    chosen = list(tasks)[len(tasks) - count :]
-    rollouts = respond(model, tokenizer, chosen, settings.group_size, settings.sampler, occasion)
-    return [rollout for rollout in rollouts if rollout.verdict == "correct"]
+    """`group_size` judged responses of each of the last `count` tasks (the first serve `preferred_solutions`); SFT takes the correct."""
+    chosen = list(tasks)[max(0, len(tasks) - count) :]
+    return respond(model, tokenizer, chosen, settings.group_size, settings.sampler, occasion, on_done)
