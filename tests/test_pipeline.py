@@ -67,6 +67,7 @@ def test_a_second_run_does_nothing(project: Path) -> None:
 
 def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
     params = yaml.safe_load((project / "params.yaml").read_text())
-    params["rl"]["long"]["optimizer"]["lr"] *= 2
+    optimizer = params["rl"]["long"]["optimizer"]  # the file's anchors make it the very dictionary of other rounds
+    params["rl"]["long"]["optimizer"] = {**optimizer, "lr": 2 * optimizer["lr"]}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert stages_run(dvc(project, "repro")) == ["rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]

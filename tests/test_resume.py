@@ -1,7 +1,8 @@
 """A stage killed at any moment and started again ends as if it had never been disturbed: the same bytes, and nothing left behind.
 
-SIGKILL falls at random moments (fixed seed) of the work that follows the stage's first change in its scratch folder. Finished units are
-kept, not made again: a stage that started over after every kill would end with the same bytes too.
+SIGKILL falls at random moments (fixed seed): up to a tenth of a second after the n-th change that the stage makes in its scratch folder, n
+drawn anew for each kill. Finished units are kept, not made again: a stage that started over after every kill would end with the same
+bytes too.
 """
 
 import random
@@ -45,11 +46,13 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
     while kills < NUM_KILLS:
         attempts += 1
         assert attempts < 40, f"only {kills} kills hit a running stage"
-        before, finished_before = snapshot(folder), finished(folder)
+        seen, finished_before = snapshot(folder), finished(folder)
         process = start_stage(folder, *STAGES[stage])
-        while process.poll() is None and snapshot(folder) == before:
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0.0, 0.3))
+        for _ in range(rng.randint(1, 5)):
+            while process.poll() is None and snapshot(folder) == seen:
+                time.sleep(0.002)
+            seen = snapshot(folder)
+        time.sleep(rng.uniform(0.0, 0.1))
         process.kill()
         process.communicate()
         after = finished(folder)
