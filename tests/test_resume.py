@@ -43,12 +43,12 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
     shutil.copytree(undisturbed, folder)
     remove_outputs(folder, stage)
     rng, kills, attempts, kept = random.Random(f"kill {stage}"), 0, 0, 0
-    while kills < NUM_KILLS:
+    while kills < NUM_KILLS or not kept:  # `kept`: kills that hit a stage which had finished work to go on from
         attempts += 1
-        assert attempts < 40, f"only {kills} kills hit a running stage"
+        assert attempts < 40, f"{kills} kills hit a running stage, {kept} of them one that had resumed"
         seen, finished_before = snapshot(folder), finished(folder)
         process = start_stage(folder, *STAGES[stage])
-        for _ in range(rng.randint(1, 5)):
+        for _ in range(rng.randint(1, 16)):
             while process.poll() is None and snapshot(folder) == seen:
                 time.sleep(0.002)
             seen = snapshot(folder)
@@ -62,7 +62,6 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
         kills += 1
         kept += bool(finished_before)
         assert all(after[unit] >= number for unit, number in finished_before.items()), "finished work was made again"
-    assert kept, "no kill left finished work behind"
     run_stage(folder, *STAGES[stage])
     assert digests(folder) == digests(undisturbed)
     assert not list((folder / "data" / "scratch").iterdir())

@@ -24,8 +24,8 @@ def tiny_params() -> dict[str, Any]:
         training.update(num_steps=12, batch_size=8, save_every=2)
         training["optimizer"] = {**training["optimizer"], "lr": 0.01, "warmup": 0}
     params["base"]["train"].update(num_steps=40)
-    params["traces"].update(preferred=dict.fromkeys(params["traces"]["preferred"], 12), batch_size=4)
-    params["traces"].update(rollouts=dict.fromkeys(params["traces"]["rollouts"], 4))
+    sets = params["tasks"]["sets"]
+    params["traces"].update(preferred=dict.fromkeys(sets, 12), rollouts=dict.fromkeys(sets, 8), batch_size=4)
     for rl in params["rl"].values():
         rl.update(iterations=4, groups=4, group_size=4, min_groups=1, max_sampled_groups=8, pass_rate=[0.0, 1.0])
         rl["held_out"] = {**rl["held_out"], "every": 2, "num_problems": 2}
