@@ -21,9 +21,8 @@ def tiny_params() -> dict[str, Any]:
     params["tasks"]["sets"]["sums-short"].update(source="file", path="easy.jsonl")
     params["base"]["model"].update(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16)
     for training in (params["base"]["train"], *params["sft"].values()):
-        training.update(num_steps=12, batch_size=8, save_every=2)
+        training.update(num_steps=40, batch_size=8, save_every=2)
         training["optimizer"] = {**training["optimizer"], "lr": 0.01, "warmup": 0}
-    params["base"]["train"].update(num_steps=40)
     sets = params["tasks"]["sets"]
     params["traces"].update(preferred=dict.fromkeys(sets, 12), rollouts=dict.fromkeys(sets, 8), batch_size=4)
     for rl in params["rl"].values():
