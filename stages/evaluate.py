@@ -21,7 +21,7 @@ def main(name: str) -> None:
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
     files = {task_set: context.TASKS / f"{task_set}.parquet" for task_set in one.tasks}
     space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_checkpoint(checkpoint, params.compute)
     policy = policy_hash(model)
     problems, dropped = {}, {}
     for task_set, path in files.items():

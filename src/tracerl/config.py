@@ -143,10 +143,26 @@ class Training(Section):
         return self
 
 
+class Lora(Section):
+    """Low-rank adapters: only they are trained and saved (models/lora.py). alpha / rank scales them; dropout is that of SFT.
+
+    targets: the linear layers that get one, in every layer of the transformer.
+    """
+
+    rank: int = Positive
+    alpha: float = Field(gt=0.0)
+    dropout: float = Field(ge=0.0, lt=1.0)
+    targets: Annotated[list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]], Field(min_length=1)]
+
+
 class SftRound(Training):
-    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps)."""
+    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps).
+
+    lora: adapters to train instead of all weights, or null.
+    """
 
     init: str
+    lora: Lora | None
     data: Literal["tasks", "traces"]
 
     @model_validator(mode="after")
@@ -216,6 +232,7 @@ class HeldOut(Section):
 class RlRound(Section):
     """TraceRL from checkpoint `init`; see training/rl.py.
 
+    lora: adapters to train instead of all weights, or null.
     groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
     pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
     kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
@@ -223,6 +240,7 @@ class RlRound(Section):
     """
 
     init: str
+    lora: Lora | None
     method: Literal["tracerl"]
     tasks: Shares
     iterations: int = Positive
@@ -282,6 +300,17 @@ class EvaluationDefaults(Section):
     bootstrap: int = Positive
 
 
+class Compute(Section):
+    """Where models run. device: "auto" is CUDA if there is one. dtype: of the weights, "stored" as they are in the checkpoint.
+
+    attention: the back end, see models/attention.py.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
+    attention: Literal["auto", "sdpa", "flex", "flash"]
+
+
 class Report(Section):
     """num_traces: responses shown per round in the order in which they were unmasked."""
 
@@ -297,6 +326,7 @@ class Params(Section):
     seed: int = Field(ge=0)
     threads: int = Positive
     truncated_is_wrong: bool
+    compute: Compute
     tasks: Tasks
     base: Base
     traces: Traces

@@ -123,3 +123,11 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
+
+
+def published_name(name: str, family: Family) -> str:
+    """Published name of one of our parameters."""
+    parts = name.split(".")
+    layer = parts[2] if parts[:2] == ["model", "layers"] else None
+    generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])
+    return family.parameter_names.get(generic, generic).replace("{i}", layer or "")
