@@ -33,7 +33,7 @@ def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
 def import_checkpoint(params: Params, path: Path) -> None:
     """Reads a published checkpoint strictly and writes it back under its published names."""
     space = context.workspace("base", params, params.base, [path])
-    model, tokenizer = load_checkpoint(path)
+    model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), "num_parameters": parameters})

@@ -218,10 +218,20 @@ class SftRound(Training):
         return self
 
 
+class TokenIds(Section):
+    """Ids that replace those an imported directory names: of the mask, of the ends of a response (the first is learned), of the padding
+    that fills a finished block. null keeps the directory's own."""
+
+    mask: Annotated[int, Field(ge=0)] | None
+    end: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None
+    pad: Annotated[int, Field(ge=0)] | None
+
+
 class Base(Section):
     """The first checkpoint: imported from `path`, or, if that is null, a new `model` trained by `train` on worked solutions."""
 
     path: str | None
+    token_ids: TokenIds
     model: ModelShape
     train: Training
 

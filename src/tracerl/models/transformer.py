@@ -6,6 +6,7 @@ knows which positions are predicted, so that a [rows, length, vocabulary] tensor
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,12 +174,13 @@ class Backbone(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The backbone and its LM head."""
+    """The backbone and its LM head. published_config: config.json as it was read, empty for a new model."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.architecture = architecture
         self.family = FAMILIES[architecture.family]
+        self.published_config: dict[str, Any] = {}
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()
