@@ -10,7 +10,8 @@ import pyarrow as pa
 from stages import context
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, respond, within_prompt_limit
-from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.models.baselines import load_policy
+from tracerl.models.checkpoint import policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
 from tracerl.store.workspace import write_json
 
@@ -21,7 +22,7 @@ def main(name: str) -> None:
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
     files = {task_set: context.TASKS / f"{task_set}.parquet" for task_set in one.tasks}
     space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
-    model, tokenizer = load_checkpoint(checkpoint, params.compute)
+    model, tokenizer = load_policy(checkpoint, params.compute)
     policy = policy_hash(model)
     problems, dropped = {}, {}
     for task_set, path in files.items():
