@@ -8,7 +8,7 @@ from pathlib import Path
 from stages import context
 from stages.sft import train_and_publish
 from tracerl.config import Params
-from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import load_checkpoint, placed, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
@@ -27,13 +27,13 @@ def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
     """An untrained model of the params' shape, over the character vocabulary."""
     shape, tokenizer = params.base.model, character_tokenizer()
     architecture = Architecture(**shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
-    return new_model(architecture, generator_for(params.seed, "base", "weights")), tokenizer
+    return placed(new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute), tokenizer
 
 
 def import_checkpoint(params: Params, path: Path) -> None:
     """Reads a published checkpoint strictly and writes it back under its published names."""
     space = context.workspace("base", params, params.base, [path])
-    model, tokenizer = load_checkpoint(path)
+    model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), "num_parameters": parameters})

@@ -5,7 +5,8 @@ Example: python -m stages.rl short
 
 from stages import context
 from tracerl.evaluation.responses import fitting_tasks
-from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
+from tracerl.seeds import generator_for
 from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
 
@@ -16,14 +17,14 @@ def main(name: str) -> None:
     start = context.CHECKPOINTS / settings.init
     files = context.task_files(settings.tasks)
     space = context.workspace(stage, params, settings, [start, *files.values()])
-    model, tokenizer = load_checkpoint(start)
-    reference = load_checkpoint(start)[0] if settings.kl_to == "initial" else None
+    model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+    reference = load_checkpoint(start, params.compute)[0] if settings.kl_to == "initial" else None
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
     train = {task_set: context.trainable(pool) for task_set, pool in tasks.items()}
     test = {task_set: context.held_out(pool, f"{stage}: {task_set}") for task_set, pool in tasks.items()}
     show = context.progress(stage, "iteration")
     curves = train_rl(model, reference, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show)
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint")
+    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
     first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))

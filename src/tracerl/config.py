@@ -143,10 +143,26 @@ class Training(Section):
         return self
 
 
+class Lora(Section):
+    """Low-rank adapters: only they are trained and saved (models/lora.py). alpha / rank scales them; dropout is that of SFT.
+
+    targets: the linear layers that get one, in every layer of the transformer.
+    """
+
+    rank: int = Positive
+    alpha: float = Field(gt=0.0)
+    dropout: float = Field(ge=0.0, lt=1.0)
+    targets: Annotated[list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]], Field(min_length=1)]
+
+
 class SftRound(Training):
-    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps)."""
+    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps).
+
+    lora: adapters to train instead of all weights, or null.
+    """
 
     init: str
+    lora: Lora | None
     data: Literal["tasks", "traces"]
 
     @model_validator(mode="after")
@@ -156,10 +172,20 @@ class SftRound(Training):
         return self
 
 
+class TokenIds(Section):
+    """Ids that replace those an imported directory names: of the mask, of the ends of a response (the first is learned), of the padding
+    that fills a finished block. null keeps the directory's own."""
+
+    mask: Annotated[int, Field(ge=0)] | None
+    end: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None
+    pad: Annotated[int, Field(ge=0)] | None
+
+
 class Base(Section):
     """The first checkpoint: imported from `path`, or, if that is null, a new `model` trained by `train` on worked solutions."""
 
     path: str | None
+    token_ids: TokenIds
     model: ModelShape
     train: Training
 
@@ -206,6 +232,7 @@ class HeldOut(Section):
 class RlRound(Section):
     """TraceRL from checkpoint `init`; see training/rl.py.
 
+    lora: adapters to train instead of all weights, or null.
     groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
     pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
     kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
@@ -213,6 +240,7 @@ class RlRound(Section):
     """
 
     init: str
+    lora: Lora | None
     method: Literal["tracerl"]
     tasks: Shares
     iterations: int = Positive
@@ -272,6 +300,17 @@ class EvaluationDefaults(Section):
     bootstrap: int = Positive
 
 
+class Compute(Section):
+    """Where models run. device: "auto" is CUDA if there is one. dtype: of the weights, "stored" as they are in the checkpoint.
+
+    attention: the back end, see models/attention.py.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
+    attention: Literal["auto", "sdpa", "flex", "flash"]
+
+
 class Report(Section):
     """num_traces: responses shown per round in the order in which they were unmasked."""
 
@@ -287,6 +326,7 @@ class Params(Section):
     seed: int = Field(ge=0)
     threads: int = Positive
     truncated_is_wrong: bool
+    compute: Compute
     tasks: Tasks
     base: Base
     traces: Traces
