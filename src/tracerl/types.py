@@ -65,6 +65,10 @@ class Trajectory:
     num_forwards: int = 0
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
     def num_steps(self) -> int:
         """Denoising steps that committed at least one token."""
         return int(self.step_map.max(initial=0))
