@@ -10,6 +10,7 @@ from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
+from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 from tracerl.training.traces import own_responses, preferred_solutions
 
@@ -45,6 +46,7 @@ def main() -> None:
             "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
             "dropped_prompt_too_long": dropped,
         }
+    seal(space.directory / "traces")
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
     space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})
 

@@ -74,6 +74,10 @@ class Trajectory:
     cache_horizon: int | None = None
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
     def num_steps(self) -> int:
         """Denoising steps up to the last commit (on Dream's schedule a step may commit nothing)."""
         return int(self.step_map.max(initial=0))
