@@ -12,6 +12,7 @@ from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
+from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 
 
@@ -47,6 +48,7 @@ def main(name: str) -> None:
     accuracy = {task_set: {row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set} for task_set in problems}
     settings = {**one.sampler.model_dump(exclude={"remasking"}), "seed": params.seed, "policy_hash": policy}
     metrics = {"accuracy": accuracy, "rows": rows, "settings": settings, "dropped_prompt_too_long": dropped}
+    seal(space.directory / "rows")
     write_json(space.directory / "metrics.json", metrics)
     space.publish({"rows": context.EVALS / name, "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json"})
 

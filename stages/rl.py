@@ -7,6 +7,7 @@ from stages import context
 from tracerl.evaluation.responses import fitting_tasks
 from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
 from tracerl.seeds import generator_for
+from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
 
@@ -36,6 +37,7 @@ def main(name: str) -> None:
         "dropped_prompt_too_long": dropped,
         "held_out": {mode: {f: {"before": first[mode][f], "after": last[mode][f]} for f in figures} for mode in last},
     }
+    seal(space.directory / ROLLOUTS)
     write_json(space.directory / "metrics.json", metrics)
     space.publish(
         {

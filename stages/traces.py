@@ -12,6 +12,7 @@ from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
+from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 from tracerl.training.traces import preferred_solutions
 
@@ -49,6 +50,7 @@ def main() -> None:
             "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
             "dropped_prompt_too_long": dropped[name],
         }
+    seal(space.directory / "traces")
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
     space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})
 

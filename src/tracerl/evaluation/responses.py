@@ -9,7 +9,7 @@ from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify import Verdict, verify
-from tracerl.sampling.sampler import Request, sample
+from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
 from tracerl.store.files import read_tasks
 from tracerl.types import Rollout, Task, Trajectory
@@ -56,7 +56,7 @@ def respond(
     """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only."""
     requests, owners = [], []
     for task in tasks:
-        prompt = tokenizer.prompt_ids(task.prompt)
+        prompt = opened_prompt(task.prompt, tokenizer, settings)
         for index in range(num_samples):
             requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
             owners.append((task, index))
@@ -70,6 +70,11 @@ def respond(
     return rollouts
 
 
+def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:
+    """Ids of a prompt and of the opening that every response is made to begin with: context for the model, not a decision of it."""
+    return [*tokenizer.prompt_ids(prompt), *(tokenizer.encode(settings.opening) if settings.opening else [])]
+
+
 def fitting_tasks(
     files: Mapping[str, Path], tokenizer: Tokenizer, settings: Sampler, where: str
 ) -> tuple[dict[str, list[Task]], dict[str, int]]:
@@ -80,7 +85,7 @@ def fitting_tasks(
     kept, dropped = {}, {}
     for name, path in files.items():
         tasks = read_tasks(path)
-        kept[name] = [task for task in tasks if len(tokenizer.prompt_ids(task.prompt)) <= settings.max_prompt_tokens]
+        kept[name] = [task for task in tasks if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens]
         dropped[name] = len(tasks) - len(kept[name])
         if tasks and not kept[name]:
             raise DataError("every prompt is longer than the limit", where=f"{where}: {name}", got=f"{len(tasks)} tasks",
@@ -90,6 +95,5 @@ def fitting_tasks(
 
 def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
     """The sampler's settings as columns of the store."""
-    exact = settings.cache and model.family.attention == "block_causal"
-    kept = settings.model_dump(exclude={"block_size", "cache", "max_rows", "max_prompt_tokens"})
-    return {**kept, "cache_mode": "exact" if exact else "none", "cache_horizon": None}
+    kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
+    return {**kept, "cache_mode": cache_mode(model, settings), "cache_horizon": settings.horizon}
