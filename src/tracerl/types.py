@@ -47,6 +47,7 @@ class Trajectory:
     num_tokens: tokens up to and including the first end token; later ones are neither trained, counted nor shown.
     block_size: the block size it was sampled at. canvas_length: P plus every position the sampler saw.
     stop_reason: "end" or "length".
+    order_in_step: of a drawn order (plackett_luce), the 1-based place of each token among those of its step, int32 [R].
     num_denoising_forwards, num_forwards: forward passes that chose tokens; all of them, with prefill and cache commits.
 
     Example, P = 2, K = 2: prompt_ids [7 9], response_ids [4 1 2 0], step_map [1 2 3 3], num_tokens 3 (2 is the end token).
@@ -63,6 +64,7 @@ class Trajectory:
     stop_reason: str
     num_denoising_forwards: int = 0
     num_forwards: int = 0
+    order_in_step: Ids | None = None
 
     @property
     def num_steps(self) -> int:
@@ -95,6 +97,21 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """Who competed for being committed in the segments that views predict: a contest per segment, its entries in the order of commitment.
+
+    row, column: int64 [C], where the hidden state lies that scores each entry. contest: int64 [C], ascending. place: int64 [C], 0, 1, ...
+    in each contest: entry k was chosen among the entries k, k + 1, .... chosen: int64 [T], the entry of each predicted token.
+    """
+
+    row: torch.Tensor
+    column: torch.Tensor
+    contest: torch.Tensor
+    place: torch.Tensor
+    chosen: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Views:
     """Rows ready for one forward pass, and the tokens that pass predicts.
 
@@ -104,6 +121,7 @@ class Views:
     targets: token ids. source: index of the trajectory it belongs to. token: index in that trajectory's response.
     group: number of the (block, step group) it belongs to, counted over the batch. weight: float32, the objective's weight of the token
         before any reduction (1 unless the noise schedule asks for another).
+    rivals: what the order of commitment is scored with, for the method that scores it.
 
     Law (TraceRL): over the views of one trajectory every trainable token is predicted exactly once.
     """
@@ -117,3 +135,4 @@ class Views:
     token: torch.Tensor
     group: torch.Tensor
     weight: torch.Tensor
+    rivals: Rivals | None = None
