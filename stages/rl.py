@@ -6,6 +6,7 @@ Example: python -m stages.rl short
 from stages import context
 from tracerl.evaluation.responses import within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.store.files import read_tasks
 from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
@@ -17,14 +18,21 @@ def main(name: str) -> None:
     start = context.CHECKPOINTS / settings.init
     space = context.workspace(stage, params, settings, [start, *(context.TASKS / f"{s}.parquet" for s in settings.tasks)])
     model, tokenizer = load_checkpoint(start)
-    reference = load_checkpoint(start)[0] if settings.kl_to == "initial" else None
+    reference = load_checkpoint(start)[0] if settings.kl_to != "iteration" else None
+    value_model = None
+    if settings.value is not None:
+        value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
     tasks = {task_set: read_tasks(context.TASKS / f"{task_set}.parquet") for task_set in settings.tasks}
     fitting = {n: within_prompt_limit(pool, tokenizer, settings.sampler, f"{stage}: {n}") for n, pool in tasks.items()}
     train = {n: [task for task in pool if task.split == "train"] for n, (pool, _) in fitting.items()}
     test = {n: context.held_out(pool, f"{stage}: {n}") for n, (pool, _) in fitting.items()}
     show = context.progress(stage, "iteration")
-    curves = train_rl(model, reference, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show)
+    curves = train_rl(
+        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show
+    )
     save_checkpoint(model, tokenizer, space.directory / "checkpoint")
+    if value_model is not None:
+        save_value_model(value_model, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
     first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))

@@ -47,10 +47,21 @@ def joined(plans: Sequence[Plan]) -> Plan:
     return Plan(np.concatenate([plan.states for plan in plans]), np.concatenate([plan.weights for plan in plans]))
 
 
+def scaled(plan: Plan, factor: float) -> Plan:
+    """The plan with all weights times a factor."""
+    return replace(plan, weights=(plan.weights * factor).astype(np.float32))
+
+
 def grid_blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.int64]:
     """Block of each response token, int64 [R], on the absolute grid; for full attention the whole response is one block."""
     positions = len(trajectory.prompt_ids) + np.arange(len(trajectory.response_ids))
     return positions // block_size if family.attention == "block_causal" else np.zeros_like(positions)
+
+
+def sampling_blocks(trajectory: Trajectory, family: Family) -> npt.NDArray[np.int64]:
+    """The block in which each response token was sampled, int64 [R]: on the grid, or counted from the response for full attention."""
+    first = len(trajectory.prompt_ids) if family.attention == "block_causal" else 0
+    return (first + np.arange(len(trajectory.response_ids))) // trajectory.block_size
 
 
 def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: int) -> Plan:
@@ -75,8 +86,7 @@ def segment_plan(
     ordered: also keep what the order of commitment was chosen from. Raises DataError if the trajectory does not know its order.
     """
     blocks = grid_blocks(trajectory, block_size, family)
-    first = len(trajectory.prompt_ids) if family.attention == "block_causal" else 0  # full attention samples in blocks from the response on
-    live = (first + np.arange(len(blocks))) // trajectory.block_size
+    live = sampling_blocks(trajectory, family)
     groups = _step_groups(trajectory, blocks, live, shrink)
     states = _ordered_states(groups, trajectory.num_tokens)
     trainable = np.unique(np.stack([blocks, groups])[:, : trajectory.num_tokens], axis=1).T
@@ -162,6 +172,24 @@ def coupled_plan(
     weights = np.stack([1.0 / levels, 1.0 / (1.0 - levels)]) if weighting == "inverse_t" else np.ones((2, len(levels)))
     states = np.stack([_masked_states(part, trajectory.num_tokens) for part in (masked, ~masked)])
     return Plan(states, weights.astype(np.float32))
+
+
+def blockwise_plan(trajectory: Trajectory, family: Family, noise: tuple[float, float], generator: np.random.Generator) -> Plan:
+    """One view as sampling in blocks sees a response: blocks before a drawn one shown, the drawn one partly masked, later ones wholly.
+
+    The number of tokens masked in the drawn block is uniform between the two shares `noise` of its trainable tokens, at least one. Every
+    masked trainable token is predicted and weighted by (trainable tokens) / (predicted tokens), an empirical 1/t.
+    """
+    live = sampling_blocks(trajectory, family)
+    count = trajectory.num_tokens
+    block = generator.choice(np.unique(live[:count]))
+    inside = np.flatnonzero(live[:count] == block)
+    low, high = (max(1, int(share * len(inside))) for share in noise)
+    masked = live > block
+    masked[generator.permutation(inside)[: int(generator.integers(low, high + 1))]] = True
+    masked[count:] = True
+    weights = np.full((1, len(live)), count / masked[:count].sum(), dtype=np.float32)
+    return Plan(_masked_states(masked, count)[None], weights)
 
 
 def masked_response_plan(trajectory: Trajectory, prompt_rate: float, generator: np.random.Generator) -> Plan:
