@@ -6,6 +6,7 @@ Example: python -m stages.rl short
 from stages import context
 from tracerl.evaluation.responses import fitting_tasks
 from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
+from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
@@ -19,13 +20,20 @@ def main(name: str) -> None:
     files = context.task_files(settings.tasks)
     space = context.workspace(stage, params, settings, [start, *files.values()])
     model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
-    reference = load_checkpoint(start, params.compute)[0] if settings.kl_to == "initial" else None
+    reference = load_checkpoint(start, params.compute)[0] if settings.kl_to != "iteration" else None
+    value_model = None
+    if settings.value is not None:
+        value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
     train = {task_set: context.trainable(pool) for task_set, pool in tasks.items()}
     test = {task_set: context.held_out(pool, f"{stage}: {task_set}") for task_set, pool in tasks.items()}
     show = context.progress(stage, "iteration")
-    curves = train_rl(model, reference, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show)
+    curves = train_rl(
+        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show
+    )
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
+    if value_model is not None:
+        save_value_model(value_model, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
     first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))
