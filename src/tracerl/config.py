@@ -291,20 +291,64 @@ class HeldOut(Section):
     remasking: Annotated[list[Remasking], Field(min_length=1)]
 
 
+Method = Literal["tracerl", "random", "coupled", "diffucoder", "diffu_grpo", "wd1", "spg", "gdpo", "espo", "step_merge", "mask_aware"]
+# Keys of a round that belong to its method. Every method needs all of its own.
+METHOD_KEYS: dict[str, tuple[str, ...]] = {
+    "tracerl": (),
+    "random": ("copies", "noise"),
+    "coupled": ("copies", "noise"),
+    "diffucoder": ("copies", "noise"),
+    "diffu_grpo": ("prompt_masking",),
+    "wd1": ("prompt_masking",),
+    "spg": ("copies", "noise", "bound_exponent", "bound_share"),
+    "gdpo": ("copies", "nodes"),
+    "espo": ("copies", "noise"),
+    "step_merge": ("segments",),
+    "mask_aware": ("segments", "order_weight", "order_clip"),
+}
+# Methods that are defined with one kind of ratio only.
+METHOD_RATIOS: dict[str, tuple[str, ...]] = {"wd1": ("none",), "spg": ("none",), "gdpo": ("sequence",), "espo": ("sequence",)}
+
+
+class Critic(Section):
+    """A value model beside the policy; see training/critic.py.
+
+    start: its backbone at first, that of the round's first policy ("policy") or the value model that the parent round saved ("parent").
+    discount, trace: gamma and lambda. clip: of the value around its old one. every: it is updated in each `every`-th iteration, starting
+    with the first, in `updates` optimizer steps with an optimizer of its own.
+    """
+
+    start: Literal["policy", "parent"]
+    discount: float = Fraction
+    trace: float = Fraction
+    clip: float = Field(gt=0.0)
+    every: int = Positive
+    updates: int = Positive
+    optimizer: Optimizer
+
+
 class RlRound(Section):
-    """TraceRL from checkpoint `init`; see training/rl.py.
+    """Reinforcement learning from checkpoint `init` by one of the methods of objectives/methods.py; see training/rl.py.
 
     lora: adapters to train instead of all weights, or null.
     groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
-    pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
-    kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
-    than train_block_size (enlargement). optimizer.warmup and decay count optimizer steps.
-    allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
+    pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps that an iteration's groups are dealt out to.
+    epochs: how often they are. num_pad: end tokens after the first one that are trained as well.
+    ratio: per token (or unit of the method), per response, or none. clip: of the ratio, below and above.
+    kl: estimator of the penalty, to the policy of the iteration's start, the initial one, or one that is synced every `sync_every`
+    optimizer steps. block_size of the sampler may be smaller than train_block_size (enlargement). optimizer.warmup and decay count
+    optimizer steps. allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
+    Keys of single methods are left out where they say nothing:
+    value: the value model that advantages "gae" need. copies: masked copies (or pairs of them) of a response, with noise levels or shares
+    in `noise`. prompt_masking: probability of masking a prompt token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's
+    upper bound and its share in the mixture. segments: how many segments of `shrink` steps are scored. order_weight, order_clip: of the
+    order's term.
     """
 
     init: str
     lora: Lora | None
-    method: Literal["tracerl"]
+    method: Method
+    ratio: Literal["token", "sequence", "none"]
     tasks: Shares
     iterations: int = Positive
     groups: int = Positive
@@ -312,16 +356,29 @@ class RlRound(Section):
     max_sampled_groups: int = Positive
     min_groups: int = Positive
     pass_rate: tuple[float, float]
-    advantages: Literal["group", "mean", "rloo"]
+    advantages: Literal["group", "mean", "rloo", "gae"]
+    value: Critic | None = None
     train_block_size: int = Positive
     shrink: int = Positive
     updates: int = Positive
+    epochs: int = Positive
+    num_pad: int = Field(ge=0)
+    copies: int | None = Field(default=None, gt=0)
+    noise: tuple[float, float] | None = None
+    prompt_masking: float | None = Field(default=None, ge=0.0, le=1.0)
+    nodes: int | None = Field(default=None, gt=0)
+    bound_exponent: float | None = Field(default=None, ge=1.0)
+    bound_share: float | None = Field(default=None, ge=0.0, le=1.0)
+    segments: int | None = Field(default=None, gt=0)
+    order_weight: float | None = Field(default=None, ge=0.0)
+    order_clip: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=0.0)]] | None = None
     clip: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=0.0)]]
     kl: Literal["k1", "k2", "k3"]
-    kl_to: Literal["iteration", "initial"]
+    kl_to: Literal["iteration", "initial", "synced"]
+    sync_every: int | None = Field(default=None, gt=0)
     kl_weight: float = Field(ge=0.0)
     allow_filtered: bool
-    reduction: Literal["step", "token", "fixed"]
+    reduction: Literal["step", "response", "token", "fixed"]
     micro_batch_tokens: int = Positive
     save_every: int = Positive
     held_out: HeldOut
@@ -349,6 +406,27 @@ class RlRound(Section):
             raise ValueError("needs min_groups <= groups <= max_sampled_groups")
         if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
             raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
+        return self
+
+    @model_validator(mode="after")
+    def _method_has_its_keys_and_no_others(self) -> Self:
+        needed, known = METHOD_KEYS[self.method], {key for keys in METHOD_KEYS.values() for key in keys}
+        if missing := [key for key in needed if getattr(self, key) is None]:
+            raise ValueError(f"method {self.method!r} needs {', '.join(missing)}")
+        if idle := sorted(key for key in known - set(needed) if getattr(self, key) is not None):
+            raise ValueError(f"{', '.join(idle)} say nothing to method {self.method!r}: leave them out")
+        if self.ratio not in (ratios := METHOD_RATIOS.get(self.method, ("token", "sequence", "none"))):
+            raise ValueError(f"method {self.method!r} has ratio {' or '.join(ratios)}, not {self.ratio!r}")
+        if self.method == "mask_aware" and self.sampler.remasking != "plackett_luce":
+            raise ValueError("method 'mask_aware' scores the order of commitment: set sampler.remasking to 'plackett_luce'")
+        if (self.advantages == "gae") != (self.value is not None):
+            raise ValueError(f"a value model belongs to advantages 'gae', which need it (got {self.advantages!r})")
+        if self.value is not None and self.method in ("wd1", "spg", "gdpo", "espo"):
+            raise ValueError(f"method {self.method!r} has one likelihood per response: advantages 'gae' are per token")
+        if self.noise is not None and not 0.0 <= self.noise[0] < self.noise[1] <= 1.0:
+            raise ValueError(f"noise must be a range inside [0, 1], got {self.noise}")
+        if (self.kl_to == "synced") != (self.sync_every is not None):
+            raise ValueError(f"sync_every belongs to kl_to 'synced', which needs it (got {self.kl_to!r} and {self.sync_every})")
         return self
 
 

@@ -74,6 +74,10 @@ class Trajectory:
     cache_horizon: int | None = None
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
     def num_steps(self) -> int:
         """Denoising steps up to the last commit (on Dream's schedule a step may commit nothing)."""
         return int(self.step_map.max(initial=0))
@@ -104,6 +108,21 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """Who competed for being committed in the segments that views predict: a contest per segment, its entries in the order of commitment.
+
+    row, column: int64 [C], where the hidden state lies that scores each entry. contest: int64 [C], ascending. place: int64 [C], 0, 1, ...
+    in each contest: entry k was chosen among the entries k, k + 1, .... chosen: int64 [T], the entry of each predicted token.
+    """
+
+    row: torch.Tensor
+    column: torch.Tensor
+    contest: torch.Tensor
+    place: torch.Tensor
+    chosen: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Views:
     """Rows ready for one forward pass, and the tokens that pass predicts.
 
@@ -113,6 +132,7 @@ class Views:
     targets: token ids. source: index of the trajectory it belongs to. token: index in that trajectory's response.
     group: number of the (block, step group) it belongs to, counted over the batch. weight: float32, the objective's weight of the token
         before any reduction (1 unless the noise schedule asks for another).
+    rivals: what the order of commitment is scored with, for the method that scores it.
 
     Law (TraceRL): over the views of one trajectory every trainable token is predicted exactly once.
     """
@@ -126,3 +146,4 @@ class Views:
     token: torch.Tensor
     group: torch.Tensor
     weight: torch.Tensor
+    rivals: Rivals | None = None

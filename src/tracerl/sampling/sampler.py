@@ -282,8 +282,8 @@ class _Slots:
     def _drawn(self, masked: torch.Tensor, live: torch.Tensor) -> Drawn:
         """Passes the live blocks and draws a token at each of their masked positions, [n, K]."""
         hidden = [self._hidden(live, world) for world in self.worlds]
-        at = masked.nonzero(as_tuple=True)
-        rows = at[0]
+        rows, columns = masked.nonzero(as_tuple=True)
+        at = rows, columns
         counters = (self.num_steps[rows] << 32) + live[at]
         logits = self.model.logits(hidden[0][at])
         if self.settings.guidance:

@@ -41,7 +41,7 @@ def choose(confidence: torch.Tensor, masked: torch.Tensor, step_in_block: torch.
         return masked & ((score > settings.threshold) | (rank == 0))
     if settings.remasking == "entropy":
         entropies = (-confidence).masked_fill(~masked, 0.0).gather(1, order)
-        return masked & ((entropies.cumsum(1).gather(1, rank) < settings.entropy_bound) | (rank == 0))
+        return masked & ((entropies.cumsum(1).gather(1, rank) < (settings.entropy_bound or 0.0)) | (rank == 0))
     return masked & (rank < _count(masked, step_in_block, settings).unsqueeze(1))
 
 

@@ -1,6 +1,6 @@
 """The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with globally counted denominators.
 
-SFT, the policy and later the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
+SFT, the policy and the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
 number, so that a resumed run continues bit for bit.
 """
 
@@ -12,7 +12,6 @@ import torch
 
 from tracerl.config import Optimizer
 from tracerl.errors import TrainingError
-from tracerl.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class StepStats:
 class Trainer:
     """A model with its optimizer. `total_steps` is where the rate schedule ends."""
 
-    def __init__(self, model: Transformer, settings: Optimizer, total_steps: int) -> None:
+    def __init__(self, model: torch.nn.Module, settings: Optimizer, total_steps: int) -> None:
         self.model, self.settings, self.total_steps = model, settings, total_steps
         self.num_steps = 0
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
