@@ -7,7 +7,7 @@ Departures from the paper: the loss is divided by all trainable tokens of the ba
 t ~ U(0, 1) it is the evidence bound exactly; the run of end tokens that closes the last block is learned, further padding does not exist.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -46,17 +46,18 @@ def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     )
 
 
-def completed(trajectory: Trajectory, block_size: int, end_ids: Sequence[int]) -> Trajectory:
-    """The trajectory filled with end tokens to a whole block, the closing run of end tokens made trainable.
+def completed(trajectory: Trajectory, block_size: int, tokenizer: Tokenizer) -> Trajectory:
+    """The trajectory filled with padding to a whole block, the closing run of end and pad tokens made trainable.
 
-    What a sampler wrote after its end token stays as it is and, unless it is more end tokens, untrained.
+    What a sampler wrote after its end token stays as it is and, unless it is more of those, untrained.
     """
+    closing = (*tokenizer.end_ids, tokenizer.pad_id)
     total = block_starts_after(len(trajectory.prompt_ids) + len(trajectory.response_ids), block_size)
     fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
-    ids = np.concatenate([trajectory.response_ids, np.full(fill, end_ids[0], dtype=np.int32)])
+    ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
     steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
     trainable = trajectory.num_tokens
-    while trajectory.stop_reason == "end" and trainable < len(ids) and ids[trainable] in end_ids:
+    while trajectory.stop_reason == "end" and trainable < len(ids) and ids[trainable] in closing:
         trainable += 1
     return replace(trajectory, response_ids=ids, step_map=steps, num_tokens=trainable, canvas_length=max(total, trajectory.canvas_length))
 
@@ -104,7 +105,7 @@ def _micro_batches(
     shares = np.array([settings.tasks[name] for name in examples])
     sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
     pools = list(examples.values())
-    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer.end_ids) for i in sets]
+    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer) for i in sets]
     plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
