@@ -371,6 +371,7 @@ def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective
         model = sharp_model(family, torch.float64, vocab_size=tokenizer.vocab_size)
         round_ = SftRound(
             init="base",
+            lora=None,
             data="traces",
             objective=objective,
             noise=(0.0, 1.0),
