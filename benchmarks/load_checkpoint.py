@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tracerl.models.checkpoint import architecture_of, load_checkpoint, published_name, read_config
+from tracerl.models.checkpoint import architecture_of, load_checkpoint, read_config
+from tracerl.models.families import published_name
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 

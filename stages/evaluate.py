@@ -10,7 +10,8 @@ import pyarrow as pa
 from stages import context
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
-from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.models.baselines import load_policy
+from tracerl.models.checkpoint import policy_hash
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
@@ -22,7 +23,7 @@ def main(name: str) -> None:
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
     files = context.task_files(one.tasks)
     space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
-    model, tokenizer = load_checkpoint(checkpoint, params.compute)
+    model, tokenizer = load_policy(checkpoint, params.compute)
     policy = policy_hash(model)
     fitting, dropped = fitting_tasks(files, tokenizer, one.sampler, stage)
     problems = {task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems] for task_set, pool in fitting.items()}

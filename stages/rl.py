@@ -5,7 +5,9 @@ Example: python -m stages.rl short
 
 from stages import context
 from tracerl.evaluation.responses import fitting_tasks
-from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
+from tracerl.models.tokenizer import Tokenizer
+from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
@@ -19,8 +21,12 @@ def main(name: str) -> None:
     start = context.CHECKPOINTS / settings.init
     files = context.task_files(settings.tasks)
     space = context.workspace(stage, params, settings, [start, *files.values()])
-    model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
-    reference = load_checkpoint(start, params.compute)[0] if settings.kl_to != "iteration" else None
+
+    def initial() -> tuple[Transformer, Tokenizer]:
+        return load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+
+    model, tokenizer = initial()
+    reference = initial()[0] if settings.kl_to != "iteration" else None
     value_model = None
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)

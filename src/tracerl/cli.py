@@ -40,6 +40,15 @@ class Format(StrEnum):
     parquet = "parquet"
 
 
+class Dtype(StrEnum):
+    """Precision of exported weights; `stored` leaves it."""
+
+    stored = "stored"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. An error of ours ends it with its message and exit status 1, not with a traceback."""
     try:
@@ -102,6 +111,65 @@ def summary(
         table.add_row(*row_cells(row))
     _console().print(table)
     print(f"Report: {reports / 'report.html'}")
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint, or adapters of one.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new directory.")],
+    merge_lora: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="PEFT adapters to merge; may be repeated.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the exported weights.")] = Dtype.stored,
+) -> None:
+    """Write a checkpoint under its published names, sharded, with adapters merged into the weights.
+
+    \b
+    Examples:
+      tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16
+      tracerl export --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
+    """
+    from tracerl.config import Compute
+    from tracerl.models.export import export_checkpoint
+
+    compute = Compute(device="cpu", dtype=dtype.value, attention="auto")
+    print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
+
+
+@app.command()
+def doctor(
+    params: Annotated[Path | None, typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages.")] = None,
+    root: Root = Path("."),
+) -> None:
+    """Show devices, memory, attention back ends and versions; for a params file, what each stage needs.
+
+    Exits with status 1 if a stage needs more memory than there is.
+
+    \b
+    Examples:
+      tracerl doctor
+      tracerl doctor --params params.yaml
+      tracerl doctor --params profiles/sdar-4b.yaml
+    """
+    from tracerl.config import load_params
+    from tracerl.models.checkpoint import device_of
+    from tracerl.reporting.doctor import machine, memory_limit, needs, readable
+
+    table = _new_table(["what", "here"], [False, False])
+    for row in machine():
+        table.add_row(*row)
+    _console().print(table)
+    if params is None:
+        return
+    run = load_params(params)
+    device, limit = device_of(run.compute), memory_limit(run.compute)
+    table = _new_table(["stage", "weights", "optimizer", "passes", "total"], [False, True, True, True, True])
+    wanted = needs(run, root)
+    for need in wanted:
+        table.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)))
+    _console().print(table)
+    short = [need.stage for need in wanted if need.total > limit]
+    print(f"{device} has {readable(limit)}: " + (f"too little for {', '.join(short)}" if short else "enough for every stage."))
+    if short:
+        raise typer.Exit(1)
 
 
 ModelDir = Annotated[Path, typer.Option("--model", metavar="DIR", help="Checkpoint directory: config.json, safetensors, tokenizer.json.")]

@@ -42,8 +42,8 @@ def test_flex_samples_what_sdpa_samples():
     model = sharp_model("sdar")
     results = []
     for backend in ("sdpa", "flex"):
-        model.attention = backend  # type: ignore[assignment]
-        results.append(sample(model, END_IDS, tiny_requests([3, 6, 9]), tiny_sampler(cache=True)))
+        model.attention = backend
+        results.append(sample(model, END_IDS, tiny_requests([3, 6, 9]), tiny_sampler(cache="exact")))
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one.response_ids, other.response_ids)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
@@ -83,8 +83,8 @@ def test_prefixes_handed_to_flash_attention_are_the_mask(monkeypatch):
         seen.append(cache_seqlens.tolist())
         k, v = (part.repeat_interleave(q.shape[2] // part.shape[2], dim=2) for part in (k_cache, v_cache))
         mask = torch.arange(k.shape[1])[None, :] < cache_seqlens[:, None]
-        parts = (part.transpose(1, 2).float() for part in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask[:, None, None])
+        query, key, value = (part.transpose(1, 2).float() for part in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
         return out.transpose(1, 2).to(q.dtype)
 
     fake = types.ModuleType("flash_attn")

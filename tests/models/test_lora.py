@@ -96,6 +96,16 @@ def test_a_saved_adapter_is_small_and_comes_back_with_its_base(base, tmp_path):
         adapted(tmp_path / "adapter", LORA.model_copy(update={"rank": 2}))
 
 
+@torch.no_grad()
+def test_an_adapter_follows_its_base_into_another_precision(base, tmp_path):
+    save_checkpoint(trained(base), TOKENIZER, tmp_path / "adapter")
+    half = Compute(device="cpu", dtype="bfloat16", attention="auto")
+    for model in (load_checkpoint(tmp_path / "adapter", half)[0], load_for_training(tmp_path / "adapter", half, LORA, generator_for(1))[0]):
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    save_checkpoint(load_for_training(base, half, LORA, generator_for(1))[0], TOKENIZER, tmp_path / "half")
+    assert load_checkpoint(tmp_path / "half")[0].adapters is not None, "the base's hash is that of its stored weights"
+
+
 def test_only_adapters_are_trained_and_a_resumed_step_is_the_same(base):
     settings = Optimizer(lr=0.01, betas=(0.9, 0.99), weight_decay=0.01, clip_norm=1.0, warmup=0, decay=0.0)
     lora = LORA.model_copy(update={"dropout": 0.3})
@@ -147,7 +157,7 @@ def stock_of(model: Transformer) -> PreTrainedModel:
     return stock(model, LlamaForCausalLM, LlamaConfig)
 
 
-def logits_of(model: Transformer, other: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_of(model: Transformer, other: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     positions = torch.arange(6).expand(2, -1)
     with torch.no_grad():
         return model.logits(model(IDS, Layout(positions, positions, torch.zeros_like(positions)))), other(input_ids=IDS).logits

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify import Verdict, verify
+from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
 from tracerl.store.files import read_tasks
 from tracerl.types import Rollout, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Occasion:
 
 
 def respond(
-    model: Transformer,
+    model: "Transformer | PreTrainedModel",
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
     num_samples: int,
@@ -60,7 +65,10 @@ def respond(
         for index in range(num_samples):
             requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
             owners.append((task, index))
-    trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
+    if isinstance(model, Transformer):
+        trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
+    else:
+        trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
     recorded = recorded_settings(settings, model)
     rollouts = []
     for (task, index), trajectory in zip(owners, trajectories, strict=True):
@@ -93,7 +101,11 @@ def fitting_tasks(
     return kept, dropped
 
 
-def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
+def recorded_settings(settings: Sampler, model: "Transformer | PreTrainedModel") -> dict[str, object]:
     """The sampler's settings as columns of the store."""
     kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
-    return {**kept, "cache_mode": cache_mode(model, settings), "cache_horizon": settings.horizon}
+    return {
+        **kept,
+        "cache_mode": cache_mode(model, settings) if isinstance(model, Transformer) else "exact",
+        "cache_horizon": settings.horizon,
+    }

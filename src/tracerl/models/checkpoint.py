@@ -19,11 +19,12 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 from tracerl.config import Compute, Lora, TokenIds
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.attention import check_backend
-from tracerl.models.families import FAMILIES, Family, published_name
+from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family, published_name
 from tracerl.models.lora import (
     Adapters,
     adapter_state,
@@ -116,9 +117,9 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
             raise CheckpointError("the adapter's base is not there", where=str(directory / _ADAPTER_CONFIG), got=str(base),
                                   wanted="base_model_name_or_path: the way from here to a checkpoint directory",
                                   do="correct the path, or merge with tracerl export --model BASE --merge-lora DIR")  # fmt: skip
-        model, tokenizer = load_checkpoint(base, compute, token_ids)
+        model, tokenizer = load_checkpoint(base, compute.model_copy(update={"dtype": "stored"}), token_ids)
         apply_adapter(model, directory, base)
-        return model.eval(), tokenizer
+        return placed(model, compute).eval(), tokenizer
     device = device_of(compute)
     config = read_config(directory)
     family = _family_of(config, directory)
@@ -137,7 +138,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
     architecture = replace(architecture, mask_id=tokenizer.mask_id)
     with torch.device("meta"):
         model = Transformer(architecture)
-    dtype = _dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
+    dtype = dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
     model = model.to(dtype).to_empty(device=device)
     model.attention = compute.attention
     model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
@@ -150,10 +151,10 @@ def load_for_training(
     directory: Path, compute: Compute, lora: Lora | None, generator: np.random.Generator
 ) -> tuple[Transformer, Tokenizer]:
     """A checkpoint as a round trains it: with the round's adapters, fresh or the checkpoint's own, or whole."""
-    model, tokenizer = load_checkpoint(directory, compute)
-    base_hash = policy_hash(model) if lora is not None and model.adapters is None else ""
+    model, tokenizer = load_checkpoint(directory, compute.model_copy(update={"dtype": "stored"}) if lora is not None else compute)
+    base_hash = policy_hash(model) if lora is not None and model.adapters is None else ""  # of the base as it is stored
     fit_adapters(model, lora, directory, base_hash, generator)
-    return model, tokenizer
+    return placed(model, compute), tokenizer
 
 
 def apply_adapter(model: Transformer, directory: Path, base: Path) -> None:
@@ -183,7 +184,7 @@ def device_of(compute: Compute) -> torch.device:
 
 
 def placed(model: Transformer, compute: Compute) -> Transformer:
-    """A new model on the device, in the precision and with the attention back end of the params."""
+    """A model on the device, in the precision and with the attention back end of the params."""
     model.attention = compute.attention
     return model.to(device_of(compute), None if compute.dtype == "stored" else _DTYPES[compute.dtype])
 
@@ -195,7 +196,7 @@ def published_state(model: Transformer) -> dict[str, torch.Tensor]:
     return {published_name(name, model.family): tensor.detach().contiguous() for name, tensor in own.items()}
 
 
-def policy_hash(model: Transformer) -> str:
+def policy_hash(model: nn.Module) -> str:
     """16 hexadecimal digits that name the weights: SHA-256 over names and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -253,6 +254,9 @@ def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
 def _family_of(config: dict[str, Any], directory: Path) -> Family:
     by_type = {name.lower(): family for family in FAMILIES.values() for name in family.model_types}
     family = by_type.get(str(config.get("model_type", "")).lower())
+    if config.get("model_type") in AUTOREGRESSIVE:
+        raise CheckpointError("an autoregressive model can be evaluated only", where=str(directory / "config.json"),
+                              got=config["model_type"], do="import it with base.path and run evaluate stages alone")  # fmt: skip
     if family is None:
         raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
                               wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
@@ -302,7 +306,7 @@ def _config_of(model: Transformer) -> dict[str, Any]:
     return config
 
 
-def _dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
+def dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
     """The precision that the config names, or else that of the stored tensors (LLaDA's configs name none)."""
     name = config.get("torch_dtype") or config.get("dtype")
     if name is None:

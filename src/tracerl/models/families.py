@@ -124,6 +124,9 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
+# Autoregressive baselines by `model_type`: which of transformers' classes they are (baselines.py).
+AUTOREGRESSIVE = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+
 
 def published_name(name: str, family: Family) -> str:
     """Published name of one of our parameters."""
