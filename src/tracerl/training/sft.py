@@ -86,20 +86,22 @@ def train_sft(
                           got=model.family.name, wanted=", ".join(f.name for f in FAMILIES.values() if f.shift))  # fmt: skip
     trainer = Trainer(model.train(), settings.optimizer, settings.num_steps)
     curve: list[dict[str, Any]] = []
+    recent: list[float] = []  # losses since the curve's last row
     if saved := workspace.load():
         trainer.load_state(saved[0])
-        curve = saved[1]["curve"]
-    recent: list[float] = []  # losses since the last save
+        curve, recent = saved[1]["curve"], saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
         seed_dropout(model, key_for(seed, stage, "dropout", trainer.num_steps))
         stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
         done = trainer.num_steps
-        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
-        if done % settings.save_every == 0 or done == settings.num_steps:
+        due = done % settings.save_every == 0 or done == settings.num_steps
+        if due:
             curve.append({"step": done, "loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr})
             recent = []
-            workspace.save(trainer.state(), {"curve": curve})
+        if due or workspace.stopping():
+            workspace.save(trainer.state(), {"curve": curve, "recent": recent})
+        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
     model.eval()
     return curve
 
