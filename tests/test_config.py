@@ -166,7 +166,7 @@ def test_every_wrong_entry_is_reported_at_once():
         ("traces.preferred.sums-short", -1, ["traces.preferred.sums-short", "-1"]),
         ("sft.long.objective", "trace", ["sft.long", "needs data 'traces'"]),
         ("sft.short.tasks", {"sums-long": 1}, ["sft.short", "no traces are collected", "sums-long"]),
-        ("base.train.objective", "trace", ["base", "must be 'random'"]),
+        ("base.train.objective", "trace", ["base", "cannot be 'trace'"]),
         ("tasks.sets", {"../up": {}}, ["../up", "pattern"]),
         ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
         ("base.train.noise", [0.0, 1.5], ["base.train", "(0.0, 1.5)"]),

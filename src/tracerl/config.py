@@ -179,15 +179,17 @@ class Sampler(Section):
 class Training(Section):
     """Supervised training on trajectories; see training/sft.py.
 
-    objective: "random" (fresh noise, per block or per sequence) or "trace" (views of the step map).
-    noise: range of the noise level t. weighting: "inverse_t" or "uniform". block_sizes: block size -> share of the batches.
+    objective: "random" (fresh noise, per block or per sequence), "semi_ar" (block by block), "trace" (views of the step map) or "ar"
+    (next token, shifted families). noise: range of the noise level t. weighting: "inverse_t" or "uniform". end_tokens: how many of the end
+    tokens that close the last block are learned, null for all. block_sizes: block size -> share of the batches.
     tasks: task set -> share of the examples.
     """
 
-    objective: Literal["random", "trace"]
+    objective: Literal["random", "semi_ar", "trace", "ar"]
     noise: tuple[float, float]
     weighting: Literal["inverse_t", "uniform"]
     shrink: int = Positive
+    end_tokens: int | None = Field(default=None, gt=0)
     block_sizes: Annotated[dict[Annotated[int, Field(gt=0)], Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
     tasks: Shares
     num_steps: int = Positive
@@ -253,8 +255,8 @@ class Base(Section):
 
     @model_validator(mode="after")
     def _solutions_have_no_steps(self) -> Self:
-        if self.train.objective != "random":
-            raise ValueError("train.objective must be 'random': worked solutions have no step map")
+        if self.train.objective == "trace":
+            raise ValueError("train.objective cannot be 'trace': worked solutions have no step map")
         return self
 
 

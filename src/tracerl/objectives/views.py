@@ -33,13 +33,14 @@ class Plan:
     states: int8 [views, R], state of every response token in every view: SHOWN, HIDDEN (masked), PREDICTED (masked and scored) or READ
         (masked, not scored, but a competitor in the order of commitment). weights: float32 [views, R], of the scored tokens.
     masked_prompt: bool [P], prompt tokens that are masked in all views. order: int64 [R], the place of every token in the order of
-        commitment, where that order is scored.
+        commitment, where that order is scored. causal: the tokens are predicted left to right from a clean row instead.
     """
 
     states: npt.NDArray[np.int8]
     weights: npt.NDArray[np.float32]
     masked_prompt: npt.NDArray[np.bool_] | None = None
     order: npt.NDArray[np.int64] | None = None
+    causal: bool = False
 
 
 def joined(plans: Sequence[Plan]) -> Plan:
@@ -58,10 +59,10 @@ def grid_blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.
     return positions // block_size if family.attention == "block_causal" else np.zeros_like(positions)
 
 
-def sampling_blocks(trajectory: Trajectory, family: Family) -> npt.NDArray[np.int64]:
-    """The block in which each response token was sampled, int64 [R]: on the grid, or counted from the response for full attention."""
+def sampling_blocks(trajectory: Trajectory, family: Family, block_size: int) -> npt.NDArray[np.int64]:
+    """Block of each response token in the order of sampling, int64 [R]: on the grid, or counted from the response for full attention."""
     first = len(trajectory.prompt_ids) if family.attention == "block_causal" else 0
-    return (first + np.arange(len(trajectory.response_ids))) // trajectory.block_size
+    return (first + np.arange(len(trajectory.response_ids))) // block_size
 
 
 def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: int) -> Plan:
@@ -86,7 +87,7 @@ def segment_plan(
     ordered: also keep what the order of commitment was chosen from. Raises DataError if the trajectory does not know its order.
     """
     blocks = grid_blocks(trajectory, block_size, family)
-    live = sampling_blocks(trajectory, family)
+    live = sampling_blocks(trajectory, family, trajectory.block_size)
     groups = _step_groups(trajectory, blocks, live, shrink)
     states = _ordered_states(groups, trajectory.num_tokens)
     trainable = np.unique(np.stack([blocks, groups])[:, : trajectory.num_tokens], axis=1).T
@@ -155,6 +156,37 @@ def random_plan(
     return Plan(_masked_states(masked, trajectory.num_tokens)[None], weights[None].astype(np.float32))
 
 
+def semi_ar_plan(
+    trajectory: Trajectory,
+    block_size: int,
+    family: Family,
+    noise: tuple[float, float],
+    weighting: str,
+    generator: np.random.Generator,
+) -> Plan:
+    """Semi-autoregressive views: a level per block, and for full attention a view per block, earlier blocks shown, later ones hidden.
+
+    With block-causal attention it is `random_plan`: later blocks are invisible anyway, and earlier ones clean. Views that mask nothing are
+    left out.
+    """
+    if family.attention == "block_causal":
+        return random_plan(trajectory, block_size, family, noise, weighting, generator)
+    blocks = sampling_blocks(trajectory, family, block_size)
+    levels = _levels(blocks, noise, generator)
+    inside = _masked_states(generator.random(len(levels)) < levels, trajectory.num_tokens)
+    view = np.unique(blocks)[:, None]
+    states = np.where(blocks < view, SHOWN, np.where(blocks == view, inside, HIDDEN)).astype(np.int8)
+    states = states[(states == PREDICTED).any(1)]
+    weights = 1.0 / levels if weighting == "inverse_t" else np.ones_like(levels)
+    return Plan(states, np.broadcast_to(weights.astype(np.float32), states.shape))
+
+
+def causal_plan(trajectory: Trajectory) -> Plan:
+    """Next-token prediction: every trainable token from the clean tokens before it, for shifted families."""
+    states = np.where(np.arange(len(trajectory.response_ids)) < trajectory.num_tokens, PREDICTED, SHOWN).astype(np.int8)[None]
+    return Plan(states, np.ones(states.shape, dtype=np.float32), causal=True)
+
+
 def coupled_plan(
     trajectory: Trajectory,
     block_size: int,
@@ -180,7 +212,7 @@ def blockwise_plan(trajectory: Trajectory, family: Family, noise: tuple[float, f
     The number of tokens masked in the drawn block is uniform between the two shares `noise` of its trainable tokens, at least one. Every
     masked trainable token is predicted and weighted by (trainable tokens) / (predicted tokens), an empirical 1/t.
     """
-    live = sampling_blocks(trajectory, family)
+    live = sampling_blocks(trajectory, family, trajectory.block_size)
     count = trajectory.num_tokens
     block = generator.choice(np.unique(live[:count]))
     inside = np.flatnonzero(live[:count] == block)
@@ -230,6 +262,8 @@ class _Row:
 def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, family: Family) -> int:
     """Tokens that this trajectory's rows will have together (for packing micro-batches)."""
     canvas = _canvas_length(trajectory, block_size, family)
+    if plan.causal:
+        return len(trajectory.prompt_ids) + len(trajectory.response_ids)
     if family.attention == "full":
         return canvas * len(plan.states)
     blocks = grid_blocks(trajectory, block_size, family)
@@ -248,7 +282,8 @@ def build_views(trajectories: Sequence[Trajectory], plans: Sequence[Plan], block
     num_groups = 0
     for index, (trajectory, plan) in enumerate(zip(trajectories, plans, strict=True)):
         blocks = grid_blocks(trajectory, block_size, family)
-        for everyone in lay_out(trajectory, plan, block_size, family, mask_id):
+        made = _causal_rows(trajectory, plan, family) if plan.causal else lay_out(trajectory, plan, block_size, family, mask_id)
+        for everyone in made:
             _, local = np.unique(np.stack([blocks[everyone.tokens], everyone.views]), axis=1, return_inverse=True)
             contest = local.reshape(-1) + num_groups
             scored = plan.states[everyone.views, everyone.tokens] == PREDICTED
@@ -334,6 +369,14 @@ def _full_rows(trajectory: Trajectory, plan: Plan, block_size: int, family: Fami
         columns = predictor_positions(torch.from_numpy(prompt + tokens), family).numpy()
         rows.append(_Row(ids, np.arange(len(canvas)), zeros, zeros + CLEAN, columns, tokens, np.full(len(tokens), view)))
     return rows
+
+
+def _causal_rows(trajectory: Trajectory, plan: Plan, family: Family) -> list[_Row]:
+    """Prompt and response, clean, every position a block of its own: it sees itself and what stands before it."""
+    ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int64)
+    positions, tokens = np.arange(len(ids)), np.flatnonzero(plan.states[0] == PREDICTED)
+    columns = predictor_positions(torch.from_numpy(len(trajectory.prompt_ids) + tokens), family).numpy()
+    return [_Row(ids, positions, positions, np.zeros_like(positions) + CLEAN, columns, tokens, np.zeros_like(tokens))]
 
 
 def _block_rows(trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int) -> list[_Row]:
