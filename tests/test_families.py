@@ -43,7 +43,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("family", "lora"), [*((family, None) for family in FAMILIES), ("llada", LORA), ("sdar", LORA)])
+# The default chain, sdar with all weights, is that of test_pipeline.py.
+@pytest.mark.parametrize(("family", "lora"), [("llada", None), ("dream", None), ("sdar", LORA)])
 def test_base_traces_sft_rl_and_evaluation_run(family: str, lora: dict[str, Any] | None, folder: Path) -> None:
     write_params(folder, family_params(family, lora))
     tasks.main()

@@ -218,7 +218,10 @@ def error_of(directory: Path) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_dora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 8}), ("peft_type", "IA3")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("use_dora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 8}), ("peft_type", "IA3"), ("init_lora_weights", "pissa_niter_4")],
+)
 def test_adapters_of_another_kind_are_named(saved, key, value):
     config = json.loads((saved / "adapter_config.json").read_text())
     (saved / "adapter_config.json").write_text(json.dumps({**config, key: value}))

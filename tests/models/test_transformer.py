@@ -70,14 +70,21 @@ def test_with_blocks_of_one_the_mask_is_the_stock_causal_one():
     torch.testing.assert_close(model.logits(model(token_ids(), layout(torch.arange(LENGTH)))), wanted, rtol=0, atol=1e-4)
 
 
-def test_dream_is_qwen2_with_full_attention():
+# Blocks of one token are a causal mask, one block is full attention.
+BLOCKS = {"causal": torch.arange(LENGTH), "full": attention_blocks(torch.arange(LENGTH), 4, "full")}
+
+
+@pytest.mark.parametrize("mask", BLOCKS)
+def test_dream_is_qwen2(mask):
     model = sharp_model("dream")
-    assert_logits_agree(model, stock(model, Qwen2ForCausalLM, Qwen2Config), attention_blocks(torch.arange(LENGTH), 4, "full"))
+    assert_logits_agree(model, stock(model, Qwen2ForCausalLM, Qwen2Config), BLOCKS[mask])
 
 
-def test_llada_is_llama_with_full_attention():
-    model = sharp_model("llada", num_kv_heads=2)
-    assert_logits_agree(model, stock(model, LlamaForCausalLM, LlamaConfig), attention_blocks(torch.arange(LENGTH), 4, "full"))
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("mask", BLOCKS)
+def test_llada_is_llama(mask, kv_heads):
+    model = sharp_model("llada", num_kv_heads=kv_heads)
+    assert_logits_agree(model, stock(model, LlamaForCausalLM, LlamaConfig), BLOCKS[mask])
 
 
 # Masks and layouts
