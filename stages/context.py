@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,11 @@ def load() -> Params:
     return params
 
 
+def trainable(tasks: Sequence[Task]) -> list[Task]:
+    """The train split."""
+    return [task for task in tasks if task.split == "train"]
+
+
 def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
     """The test split. Raises DataError if it is empty."""
     test = [task for task in tasks if task.split == "test"]
@@ -46,6 +51,11 @@ def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
         raise DataError("a task set has no held-out problem", where=where, got=f"{len(tasks)} tasks", wanted="a test split",
                         do="raise num_test of the set, or give its file more prompts")  # fmt: skip
     return test
+
+
+def task_files(names: Iterable[str]) -> dict[str, Path]:
+    """Where the task sets lie."""
+    return {name: TASKS / f"{name}.parquet" for name in names}
 
 
 def section(sections: Mapping[str, Section], kind: str, name: str) -> Section:
@@ -112,7 +122,7 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
 
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
-    common = [params.seed, params.threads, params.truncated_is_wrong, torch.__version__]
+    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), torch.__version__]
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"

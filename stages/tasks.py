@@ -5,6 +5,7 @@ Example: python -m stages.tasks
 
 from stages import context
 from tracerl.store.files import write_tasks
+from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 from tracerl.tasks import make_task_sets
 
@@ -17,6 +18,7 @@ def main() -> None:
     for name, tasks in sets.items():
         write_tasks(space.directory / "tasks" / f"{name}.parquet", tasks)
         counts[name] = {split: sum(task.split == split for task in tasks) for split in ("train", "test")}
+    seal(space.directory / "tasks")
     write_json(space.directory / "metrics.json", counts)
     space.publish({"tasks": context.TASKS, "metrics.json": context.REPORTS / "metrics" / "tasks.json"})
 

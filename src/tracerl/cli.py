@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tracerl.config import Sampler
+    from tracerl.models.tokenizer import Tokenizer
+    from tracerl.models.transformer import Transformer
+
 app = typer.Typer(
-    help="Ask a run for its results and its trajectories.", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    help="Ask a run for its results and trajectories, and a model for responses.", no_args_is_help=True, add_completion=False,
+    rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
 Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
@@ -34,6 +38,15 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
     parquet = "parquet"
+
+
+class Dtype(StrEnum):
+    """Precision of exported weights; `stored` leaves it."""
+
+    stored = "stored"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,6 +111,191 @@ def summary(
         table.add_row(*row_cells(row))
     _console().print(table)
     print(f"Report: {reports / 'report.html'}")
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint, or adapters of one.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new directory.")],
+    merge_lora: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="PEFT adapters to merge; may be repeated.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the exported weights.")] = Dtype.stored,
+) -> None:
+    """Write a checkpoint under its published names, sharded, with adapters merged into the weights.
+
+    \b
+    Examples:
+      tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16
+      tracerl export --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
+    """
+    from tracerl.config import Compute
+    from tracerl.models.export import export_checkpoint
+
+    compute = Compute(device="cpu", dtype=dtype.value, attention="auto")
+    print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
+
+
+@app.command()
+def doctor(
+    params: Annotated[Path | None, typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages.")] = None,
+    root: Root = Path("."),
+) -> None:
+    """Show devices, memory, attention back ends and versions; for a params file, what each stage needs.
+
+    Exits with status 1 if a stage needs more memory than there is.
+
+    \b
+    Examples:
+      tracerl doctor
+      tracerl doctor --params params.yaml
+      tracerl doctor --params profiles/sdar-4b.yaml
+    """
+    from tracerl.config import load_params
+    from tracerl.models.checkpoint import device_of
+    from tracerl.reporting.doctor import machine, memory_limit, needs, readable
+
+    table = _new_table(["what", "here"], [False, False])
+    for row in machine():
+        table.add_row(*row)
+    _console().print(table)
+    if params is None:
+        return
+    run = load_params(params)
+    device, limit = device_of(run.compute), memory_limit(run.compute)
+    table = _new_table(["stage", "weights", "optimizer", "passes", "total"], [False, True, True, True, True])
+    wanted = needs(run, root)
+    for need in wanted:
+        table.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)))
+    _console().print(table)
+    short = [need.stage for need in wanted if need.total > limit]
+    print(f"{device} has {readable(limit)}: " + (f"too little for {', '.join(short)}" if short else "enough for every stage."))
+    if short:
+        raise typer.Exit(1)
+
+
+ModelDir = Annotated[Path, typer.Option("--model", metavar="DIR", help="Checkpoint directory: config.json, safetensors, tokenizer.json.")]
+ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Take the sampler's settings from this params file.")]
+Place = Annotated[str, typer.Option("--sampler", metavar="PLACE", help="Which of its samplers: traces, rl.NAME or evaluate.NAME.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one sampler setting; may be given again.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N. By default the first GPU, or the CPU.")]
+Seed = Annotated[int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")]
+
+
+@app.command()
+def generate(
+    model: ModelDir,
+    prompts: Annotated[
+        Path, typer.Option(metavar="FILE", help="A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
+    params: ParamsFile = None,
+    sampler: Place = "traces",
+    set_: Changes = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    seed: Seed = 0,
+    template: Annotated[bool, typer.Option(help="Put text prompts into the checkpoint's chat form.")] = True,
+    save_every: Annotated[int, typer.Option(min=1, help="Responses a saved part holds; a killed run continues after the last.")] = 1024,
+    device: Device = "",
+) -> None:
+    """Sample responses to a file of prompts; run again, a killed one continues.
+
+    \b
+    Examples:
+      tracerl generate --model data/checkpoints/rl@long --prompts sums.txt --out sums.parquet
+      tracerl generate --model SDAR-4B-Chat --prompts p.jsonl --out r.parquet --set temperature=1.0 --num-samples 8
+      tracerl generate --model LLaDA-8B-Instruct --prompts p.txt --out r.parquet --set cache=dual --set threshold=0.8
+      tracerl generate --model data/checkpoints/rl@wide --prompts p.txt --out r.parquet --params params.yaml --sampler evaluate.wide-k8
+    """
+    from tqdm import tqdm
+
+    from tracerl.evaluation import generate as library
+    from tracerl.models.checkpoint import policy_hash
+
+    loaded, tokenizer = _load(model, device)
+    settings = _settings(loaded, params, sampler, set_)
+    rows = library.read_prompts(prompts, tokenizer, settings, template)
+    print(_settings_line(settings), file=sys.stderr)
+    with tqdm(total=len(rows) * num_samples, unit=" responses", dynamic_ncols=True) as bar:
+        table = library.generate(
+            loaded, tokenizer, rows, settings, num_samples, seed, policy_hash(loaded), out, save_every, lambda n: bar.update(n) and None
+        )
+    ended = table["stop_reason"].to_pylist().count("end")
+    tokens, passes = sum(table["num_tokens"].to_pylist()), sum(table["num_forwards"].to_pylist())
+    per = f"{tokens / table.num_rows:.1f} tokens each, {tokens / passes:.2f} tokens per forward"
+    print(f"{out}: {table.num_rows} responses, {ended} ended, {per}")
+
+
+@app.command()
+def chat(
+    model: ModelDir,
+    params: ParamsFile = None,
+    sampler: Place = "traces",
+    set_: Changes = None,
+    seed: Seed = 0,
+    device: Device = "",
+) -> None:
+    """Talk to a checkpoint and watch its tokens appear in the order in which they are unmasked.
+
+    \b
+    Examples:
+      tracerl chat --model data/checkpoints/rl@long
+      tracerl chat --model SDAR-4B-Chat --set temperature=1.0 --set threshold=0.8
+      tracerl chat --model Dream-7B --set remasking=static --set steps_per_block=16 --set cache=prefix
+    """
+    from rich.console import Console
+
+    from tracerl.reporting.chat import HELP, converse
+
+    loaded, tokenizer = _load(model, device)
+    settings = _settings(loaded, params, sampler, set_)
+    console = Console(markup=False, emoji=False)
+    console.print(_settings_line(settings), style="dim", highlight=False)
+    console.print(HELP, style="dim", highlight=False)
+
+    def read() -> str | None:
+        try:
+            return console.input("> ")
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    converse(loaded, tokenizer, settings, seed, console, read)
+
+
+def _load(directory: Path, device: str) -> "tuple[Transformer, Tokenizer]":
+    """Model and tokenizer of a checkpoint directory, on the device that was named or the best there is."""
+    import torch
+
+    from tracerl.models.checkpoint import load_checkpoint
+
+    model, tokenizer = load_checkpoint(directory)
+    try:
+        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
+    except (RuntimeError, AssertionError) as error:
+        raise DataError("the model cannot be put on this device", where=f"--device {device}", got=str(error).splitlines()[0]) from error
+
+
+def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":
+    """The sampler's settings: of a params file or the defaults, with the changes of the command line."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from tracerl.config import load_params
+    from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
+
+    settings = sampler_of(load_params(params), place, str(params)) if params else default_settings(model.family.attention)
+    pairs = {}
+    for change in changes or []:
+        key, equals, text = change.partition("=")
+        try:
+            pairs[key] = YAML(typ="safe", pure=True).load(text)
+        except YAMLError as error:
+            raise DataError("a setting cannot be read", where=f"--set {change}", got=error) from error
+        if not equals:
+            raise DataError("a setting has no value", where=f"--set {change}", wanted="KEY=VALUE, such as --set temperature=1.0")
+    return changed_settings(settings, pairs)
+
+
+def _settings_line(settings: "Sampler") -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, ""))
 
 
 def _format_of(out: Path | None) -> Format:
@@ -173,8 +371,9 @@ def _cell(value: Any) -> str:
 
 def _readable(value: Any) -> str:
     """A cell for a terminal: short numbers, and nothing of a model's output that a terminal would obey."""
-    text = f"{value:.6g}" if isinstance(value, float) else _cell(value)
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    from tracerl.reporting.terminal import printable
+
+    return printable(f"{value:.6g}" if isinstance(value, float) else _cell(value))
 
 
 def _new_table(headings: Sequence[str], numbers: Sequence[bool]) -> "Table":

@@ -11,9 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import sharp_model, tiny_requests, tiny_sampler
+from tracerl.config import Compute, TokenIds
 from tracerl.errors import CheckpointError
-from tracerl.models.checkpoint import WEIGHTS, load_checkpoint, policy_hash, published_name, published_state, save_checkpoint
-from tracerl.models.families import FAMILIES
+from tracerl.models.checkpoint import WEIGHTS, load_checkpoint, policy_hash, published_state, save_checkpoint
+from tracerl.models.families import FAMILIES, published_name
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.sampler import sample
@@ -62,8 +63,9 @@ PUBLISHED_CONFIG_KEYS = {
 }
 
 
-def model_of(family: str, dtype: torch.dtype = torch.float32, tied: bool = False) -> Transformer:
-    return sharp_model(family, dtype, vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, tie_embeddings=tied)
+def model_of(family: str, dtype: torch.dtype = torch.float32, tied: bool = False, head_dim: int = 16) -> Transformer:
+    shape = {"vocab_size": TOKENIZER.vocab_size, "mask_id": TOKENIZER.mask_id}
+    return sharp_model(family, dtype, tie_embeddings=tied, head_dim=head_dim, **shape)
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
 # There and back
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_checkpoint_comes_back_bit_for_bit(family, tied, dtype, tmp_path):
@@ -130,7 +132,7 @@ def test_a_loaded_checkpoint_samples_what_the_saved_model_samples(family, tmp_pa
 
 
 def test_a_checkpoint_can_be_loaded_in_another_precision(saved):
-    model, _ = load_checkpoint(saved, torch.float64)
+    model, _ = load_checkpoint(saved, Compute(device="cpu", dtype="float64", attention="auto"))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     assert torch.equal(model.lm_head.weight.float(), model_of("sdar").lm_head.weight)
 
@@ -180,14 +182,84 @@ def test_layers_of_two_digits_keep_their_number():
         assert name.startswith(prefix)
 
 
-def test_keys_that_published_configs_leave_out_have_their_architectures_defaults(saved):
-    change_config(saved, head_dim=None, num_key_value_heads=None, tie_word_embeddings=None, mask_token_id=None, torch_dtype=None)
-    change_weights(saved, lambda t: [t.update({n: t[n].repeat(2, 1)}) for n in list(t) if "k_proj" in n or "v_proj" in n])
-    model, tokenizer = load_checkpoint(saved)
+def test_keys_that_published_configs_leave_out_have_their_architectures_defaults(tmp_path):
+    save_checkpoint(model_of("dream"), TOKENIZER, tmp_path)
+    assert "head_dim" not in json.loads((tmp_path / "config.json").read_text()), "no published Dream config has it"
+    change_config(tmp_path, num_key_value_heads=None, tie_word_embeddings=None, mask_token_id=None, torch_dtype=None)
+    change_weights(tmp_path, lambda t: [t.update({n: torch.cat([t[n]] * 2)}) for n in list(t) if "k_proj" in n or "v_proj" in n])
+    model, tokenizer = load_checkpoint(tmp_path)
     arch = model.architecture
     assert (arch.head_dim, arch.num_kv_heads, arch.tie_embeddings) == (16, 2, False)
     assert tokenizer.mask_id == TOKENIZER.mask_id, "the tokenizer names the mask"
     assert arch.mask_id == TOKENIZER.mask_id, "the model samples with the mask that the tokenizer names"
+    save_checkpoint(model, tokenizer, tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text().rstrip() == json.dumps(
+        json.loads((tmp_path / "config.json").read_text()), indent=2
+    )
+
+
+def test_an_sdar_config_without_head_dim_means_128(tmp_path):
+    """As in the Qwen3 configs it comes from."""
+    save_checkpoint(model_of("sdar", head_dim=128), TOKENIZER, tmp_path)
+    assert "head_dim" not in json.loads((tmp_path / "config.json").read_text())
+    assert load_checkpoint(tmp_path)[0].architecture.head_dim == 128
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_dim_of_its_own_is_saved_and_read(family, tmp_path):
+    model = model_of(family, head_dim=24)
+    save_checkpoint(model, TOKENIZER, tmp_path)
+    loaded, _ = load_checkpoint(tmp_path)
+    assert loaded.architecture == model.architecture
+    assert policy_hash(loaded) == policy_hash(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_without_a_dtype_in_the_config_tensors_stay_as_they_are_stored(dtype, tmp_path):
+    """LLaDA's published configs name none."""
+    save_checkpoint(model_of("llada", dtype), TOKENIZER, tmp_path)
+    change_config(tmp_path, torch_dtype=None)
+    model, tokenizer = load_checkpoint(tmp_path)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    save_checkpoint(model, tokenizer, tmp_path / "again")
+    assert "torch_dtype" not in json.loads((tmp_path / "again" / "config.json").read_text())
+
+
+def test_what_a_config_says_beyond_the_shape_comes_back_in_its_place(saved):
+    told = {"block_size": 4, "max_position_embeddings": 40960, "auto_map": {"AutoModel": "modeling_sdar.SDARForCausalLM"}, "debug": False}
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**told, **config, "rope_theta": 10000}, indent=2) + "\n")
+    (saved / "modeling_sdar.py").write_text("raise SystemExit('remote code was run')")
+    model, tokenizer = load_checkpoint(saved)
+    save_checkpoint(model, tokenizer, saved / "again")
+    assert (saved / "again" / "config.json").read_bytes() == (saved / "config.json").read_bytes()
+    assert not (saved / "again" / "modeling_sdar.py").exists()
+
+
+def test_mmada_is_read_as_llada_and_keeps_its_name(tmp_path):
+    save_checkpoint(model_of("llada"), TOKENIZER, tmp_path)
+    vocabulary = TOKENIZER.vocab_size
+    change_config(tmp_path, model_type="mmada", codebook_size=8192, embedding_size=None, vocab_size=vocabulary, n_kv_heads=None)
+    change_weights(tmp_path, lambda t: [t.update({n: torch.cat([t[n]] * 2)}) for n in list(t) if "k_proj" in n or "v_proj" in n])
+    model, tokenizer = load_checkpoint(tmp_path)
+    assert (model.family.name, model.architecture.vocab_size, model.architecture.num_kv_heads) == ("llada", vocabulary, 2)
+    save_checkpoint(model, tokenizer, tmp_path / "again")
+    config = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert (config["model_type"], config["codebook_size"], "n_kv_heads" in config) == ("mmada", 8192, False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_large_checkpoint_is_split_and_comes_back(family, tmp_path):
+    model = model_of(family, torch.bfloat16)
+    save_checkpoint(model, TOKENIZER, tmp_path, shard_bytes=20_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    assert files == [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    assert set(index["weight_map"]) == set(published_state(model))
+    assert index["metadata"]["total_size"] == sum(t.numel() * 2 for t in published_state(model).values())
+    loaded, _ = load_checkpoint(tmp_path)
+    assert policy_hash(loaded) == policy_hash(model)
 
 
 # What does not fit
@@ -245,6 +317,70 @@ def test_a_config_without_a_shape_is_named(saved, key):
     assert str(saved / "config.json") in text
 
 
+def shards_of(directory: Path) -> None:
+    """Splits a directory's weights into several files."""
+    model, tokenizer = load_checkpoint(directory)
+    (directory / WEIGHTS).unlink()
+    save_checkpoint(model, tokenizer, directory, shard_bytes=20_000)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"metadata": {}}', '{"weight_map": ["a"]}'])
+def test_a_damaged_index_is_named(saved, text):
+    shards_of(saved)
+    (saved / "model.safetensors.index.json").write_text(text)
+    assert str(saved / "model.safetensors.index.json") in error_of(saved)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/tmp/x.safetensors", "pytorch_model-00001-of-00002.bin"])
+def test_an_index_may_name_only_safetensors_of_its_own_directory(saved, name):
+    shards_of(saved)
+    (saved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    assert name in error_of(saved)
+
+
+def test_a_truncated_or_missing_shard_is_named(saved):
+    shards_of(saved)
+    shard = sorted(saved.glob("model-*.safetensors"))[1]
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1])
+    assert str(shard) in error_of(saved)
+    shard.unlink()
+    assert str(shard) in error_of(saved)
+
+
+def test_a_tensor_that_is_there_twice_is_named(saved):
+    shards_of(saved)
+    first, second = sorted(saved.glob("model-*.safetensors"))[:2]
+    name, tensor = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: tensor.clone()}, second)
+    text = error_of(saved)
+    assert all(part in text for part in (name, str(first), str(second)))
+
+
+def test_quantised_tensors_are_named(saved):
+    change_weights(saved, lambda t: t.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}))
+    assert "model.norm.weight" in error_of(saved)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "num_kv_heads"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+    ],
+)
+def test_a_config_that_this_transformer_cannot_follow_is_named(saved, change, told):
+    change_config(saved, **change)
+    assert told in error_of(saved)
+    assert str(saved / "config.json") in error_of(saved)
+
+
 def test_pickled_weights_are_refused_not_read(saved):
     (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
     text = error_of(saved)
@@ -267,6 +403,20 @@ def test_a_mask_id_outside_the_vocabulary_is_named(saved):
     assert str(saved / "config.json") in text
     assert f"got: {TOKENIZER.vocab_size}" in text
     assert f"0 to {TOKENIZER.vocab_size - 1}" in text
+    change_config(saved, mask_token_id=TOKENIZER.mask_id)
+    (saved / "generation_config.json").write_text('{"eos_token_id": [1, 400]}')
+    assert "the end id is outside the vocabulary" in error_of(saved)
+
+
+def test_ids_of_the_params_replace_the_directorys_own_and_are_saved(saved):
+    ids = TokenIds(mask=7, end=[9, 8], pad=6)
+    model, tokenizer = load_checkpoint(saved, token_ids=ids)
+    assert (model.architecture.mask_id, tokenizer.mask_id, tokenizer.end_ids, tokenizer.pad_id) == (7, 7, (9, 8), 6)
+    save_checkpoint(model, tokenizer, saved / "again")
+    model, tokenizer = load_checkpoint(saved / "again")
+    assert (model.architecture.mask_id, tokenizer.mask_id, tokenizer.end_ids, tokenizer.pad_id) == (7, 7, (9, 8), 6)
+    with pytest.raises(CheckpointError, match="the mask id is outside"):
+        load_checkpoint(saved, token_ids=TokenIds(mask=1000, end=None, pad=None))
 
 
 def test_a_mask_id_that_contradicts_the_tokenizer_is_an_error(saved):
@@ -281,6 +431,8 @@ def test_a_checkpoint_without_tokenizer_or_end_token_is_named(saved):
     assert "end token" in error_of(saved)
     (saved / "tokenizer.json").unlink()
     assert str(saved / "tokenizer.json") in error_of(saved)
+    (saved / "tokenizer_config.json").write_text('{"eos_token": "<end>"')
+    assert str(saved / "tokenizer_config.json") in error_of(saved)
 
 
 def test_a_damaged_tokenizer_is_named(saved):

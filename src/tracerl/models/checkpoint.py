@@ -1,92 +1,202 @@
 """Checkpoints: a directory with config.json, safetensors under the published parameter names, and a tokenizer.
 
-Reading is shard by shard from memory-mapped files and strict: every tensor the architecture needs, each of its shape, nothing left over.
+Reading is tensor by tensor from memory-mapped files, so that no more than the model and its largest tensor are in memory, and strict:
+every tensor the architecture needs, each of its shape, nothing left over. What config.json says beyond the shape is kept and written back.
 No pickle is ever opened and no code from the directory is ever run.
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
-from tracerl.errors import CheckpointError
-from tracerl.models.families import FAMILIES, Family
+from tracerl.config import Compute, Lora, TokenIds
+from tracerl.errors import CheckpointError, ParamsError
+from tracerl.models.attention import check_backend
+from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family, published_name
+from tracerl.models.lora import (
+    Adapters,
+    adapter_state,
+    add_adapters,
+    config_of,
+    fit_adapters,
+    load_adapter_state,
+    settings_of,
+)
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
 from tracerl.models.transformer import Architecture, Transformer
 
 WEIGHTS = "model.safetensors"
+SHARD_BYTES = 5_000_000_000  # as published checkpoints are split
+_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _INDEX = "model.safetensors.index.json"
-# Settings of published configs that the one transformer knows in one value only.
+# Settings of published configs that the one transformer knows in one value only; null is as good.
 _PLAIN = {
     "rope_scaling": None,
     "rope_type": "default",
+    "rope": True,
     "use_sliding_window": False,
+    "use_mrope": False,
+    "attention_bias": False,
     "hidden_act": "silu",
     "activation_type": "silu",
+    "block_type": "llama",
+    "block_group_size": 1,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": False,
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "input_emb_norm": False,
+    "clip_qkv": None,
+    "scale_logits": False,
     "alibi": False,
+    "multi_query_attention": False,
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
-def save_checkpoint(model: Transformer, tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes a complete checkpoint into `directory` (created; the caller renames it into place, see store/workspace.py)."""
+def save_checkpoint(
+    model: Transformer, tokenizer: Tokenizer, directory: Path, place: Path | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Writes a complete checkpoint into `directory` (created; the caller renames it into place, see store/workspace.py).
+
+    Of a model with adapters it is the adapters alone, in PEFT's format, with the way from `place`, where the directory will end (by
+    default it stays), to their base.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(_config_of(model), indent=2, sort_keys=True) + "\n")
-    generation = {"eos_token_id": list(tokenizer.end_ids), "pad_token_id": tokenizer.end_ids[0]}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
     tokenizer.save(directory)
+    if model.adapters is not None:
+        base = os.path.relpath(model.adapters.base, place or directory)
+        (directory / _ADAPTER_CONFIG).write_text(json.dumps(config_of(model, base), indent=2, sort_keys=True) + "\n")
+        _write(adapter_state(model), directory / _ADAPTER, {"base_policy_hash": model.adapters.base_hash})
+        return
+    (directory / "config.json").write_text(json.dumps(_config_of(model), indent=2) + "\n")
+    state = published_state(model)
+    split = split_torch_state_dict_into_shards(state, max_shard_size=shard_bytes)
+    for name, tensors in split.filename_to_tensors.items():
+        _write({tensor: state[tensor] for tensor in tensors}, directory / name, {"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """metadata: one entry at most, since the library writes several in an order of its own, and equal weights must be equal bytes."""
     try:
-        save_file(published_state(model), directory / WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        raise CheckpointError("the weights could not be written", where=str(directory / WEIGHTS), got=error,
+        raise CheckpointError("the weights could not be written", where=str(path), got=error,
                               do="free disk space and run the same command again: it resumes") from error  # fmt: skip
 
 
-def load_checkpoint(directory: Path, dtype: torch.dtype | None = None) -> tuple[Transformer, Tokenizer]:
-    """Model (evaluation mode, as stored or cast to `dtype`) and tokenizer of a checkpoint directory.
+def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: TokenIds | None = None) -> tuple[Transformer, Tokenizer]:
+    """Model (evaluation mode) and tokenizer of a checkpoint directory; without `compute`, on the CPU and as stored.
 
-    Raises CheckpointError naming the file, the tensor, what was found and what was wanted.
+    token_ids: ids that replace the directory's own. Raises CheckpointError naming the file, the tensor, what was found and what was wanted,
+    and ParamsError for a device or attention back end that is not there.
     """
-    config = _read_config(directory)
-    architecture = _architecture_of(config, directory)
-    tokenizer = load_tokenizer(directory, architecture.mask_id)
-    if architecture.mask_id not in (-1, tokenizer.mask_id):
+    compute = compute or Compute(device="cpu", dtype="stored", attention="auto")
+    if (directory / _ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
+        config = _read_json(directory / _ADAPTER_CONFIG)
+        base = (directory / str(config.get("base_model_name_or_path"))).resolve()
+        if not (base / "config.json").is_file():
+            raise CheckpointError("the adapter's base is not there", where=str(directory / _ADAPTER_CONFIG), got=str(base),
+                                  wanted="base_model_name_or_path: the way from here to a checkpoint directory",
+                                  do="correct the path, or merge with tracerl export --model BASE --merge-lora DIR")  # fmt: skip
+        model, tokenizer = load_checkpoint(base, compute.model_copy(update={"dtype": "stored"}), token_ids)
+        apply_adapter(model, directory, base)
+        return placed(model, compute).eval(), tokenizer
+    device = device_of(compute)
+    config = read_config(directory)
+    family = _family_of(config, directory)
+    architecture = architecture_of(config, directory)
+    tokenizer = load_tokenizer(directory, None if architecture.mask_id < 0 else architecture.mask_id, family.end_tokens, token_ids)
+    replaced = token_ids is not None and token_ids.mask is not None
+    if not replaced and architecture.mask_id not in (-1, tokenizer.mask_id):
         raise CheckpointError("config and tokenizer disagree about the mask token", where=str(directory),
-                              got=f"config.json {architecture.mask_id}, tokenizer {tokenizer.mask_id}", wanted="one id")  # fmt: skip
-    if not 0 <= tokenizer.mask_id < architecture.vocab_size:
-        raise CheckpointError("the mask id is outside the vocabulary", where=str(directory / "config.json"), got=tokenizer.mask_id,
-                              wanted=f"0 to {architecture.vocab_size - 1}")  # fmt: skip
+                              got=f"config.json {architecture.mask_id}, tokenizer {tokenizer.mask_id}", wanted="one id",
+                              do="correct one of them, or set base.token_ids.mask in the params")  # fmt: skip
+    for kind, ids in (("mask", [tokenizer.mask_id]), ("end", tokenizer.end_ids), ("pad", [tokenizer.pad_id])):
+        outside = [i for i in ids if not 0 <= i < architecture.vocab_size]
+        if outside:
+            raise CheckpointError(f"the {kind} id is outside the vocabulary", where=str(directory / "config.json"), got=outside[0],
+                                  wanted=f"0 to {architecture.vocab_size - 1}")  # fmt: skip
     architecture = replace(architecture, mask_id=tokenizer.mask_id)
     with torch.device("meta"):
         model = Transformer(architecture)
-    model = model.to(dtype or _dtype_of(config, directory)).to_empty(device="cpu")
+    dtype = dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
+    model = model.to(dtype).to_empty(device=device)
+    model.attention = compute.attention
+    model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
     model.tie()
     _fill(model, directory)
     return model.eval(), tokenizer
 
 
+def load_for_training(
+    directory: Path, compute: Compute, lora: Lora | None, generator: np.random.Generator
+) -> tuple[Transformer, Tokenizer]:
+    """A checkpoint as a round trains it: with the round's adapters, fresh or the checkpoint's own, or whole."""
+    model, tokenizer = load_checkpoint(directory, compute.model_copy(update={"dtype": "stored"}) if lora is not None else compute)
+    base_hash = policy_hash(model) if lora is not None and model.adapters is None else ""  # of the base as it is stored
+    fit_adapters(model, lora, directory, base_hash, generator)
+    return placed(model, compute), tokenizer
+
+
+def apply_adapter(model: Transformer, directory: Path, base: Path) -> None:
+    """Puts the adapter of a PEFT directory onto a model that was loaded from `base`. Raises CheckpointError if it was made for another."""
+    path = directory / _ADAPTER
+    config = _read_json(directory / _ADAPTER_CONFIG)
+    with _opened(path) as file:
+        names, metadata = list(file.keys()), file.metadata() or {}
+        settings = settings_of(config, names, model, str(path))
+        base_hash = policy_hash(model)
+        wanted = metadata.get("base_policy_hash", base_hash)  # files that PEFT wrote do not say
+        if wanted != base_hash:
+            raise CheckpointError("the adapter was made for other weights", where=str(path), got=f"{base} with hash {base_hash}",
+                                  wanted=f"hash {wanted}")  # fmt: skip
+        add_adapters(model, Adapters(settings, base, base_hash))
+        load_adapter_state(model, {name: file.get_tensor(name) for name in names}, str(path))
+
+
+def device_of(compute: Compute) -> torch.device:
+    """The device of the params. Raises ParamsError if it, or the attention back end on it, is not there."""
+    found = torch.cuda.is_available()
+    if compute.device == "cuda" and not found:
+        raise ParamsError("there is no CUDA device", where="compute.device", got="cuda", do="set it to auto or cpu")
+    device = torch.device("cuda" if found and compute.device != "cpu" else "cpu")
+    check_backend(compute.attention, device)
+    return device
+
+
+def placed(model: Transformer, compute: Compute) -> Transformer:
+    """A model on the device, in the precision and with the attention back end of the params."""
+    model.attention = compute.attention
+    return model.to(device_of(compute), None if compute.dtype == "stored" else _DTYPES[compute.dtype])
+
+
 def published_state(model: Transformer) -> dict[str, torch.Tensor]:
     """Parameters under their published names, contiguous, without the head if it is tied to the embeddings."""
     skip = {"lm_head.weight"} if model.architecture.tie_embeddings else set()
-    return {
-        published_name(name, model.family): tensor.detach().contiguous() for name, tensor in model.state_dict().items() if name not in skip
-    }
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in skip and ".lora_" not in name}
+    return {published_name(name, model.family): tensor.detach().contiguous() for name, tensor in own.items()}
 
 
-def published_name(name: str, family: Family) -> str:
-    """Published name of one of our parameters."""
-    parts = name.split(".")
-    layer = parts[2] if parts[:2] == ["model", "layers"] else None
-    generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])
-    return family.parameter_names.get(generic, generic).replace("{i}", layer or "")
-
-
-def policy_hash(model: Transformer) -> str:
+def policy_hash(model: nn.Module) -> str:
     """16 hexadecimal digits that name the weights: SHA-256 over names and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -95,50 +205,115 @@ def policy_hash(model: Transformer) -> str:
     return digest.hexdigest()[:16]
 
 
-def _config_of(model: Transformer) -> dict[str, Any]:
-    arch, family = model.architecture, model.family
-    dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
-    shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
-    return {"model_type": family.model_type, "torch_dtype": dtype, **family.config_constants, **shape}
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a checkpoint directory."""
+    return _read_json(directory / "config.json")
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        config: dict[str, Any] = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(f"a {type(config).__name__}, not an object")
     except (OSError, ValueError) as error:
-        raise CheckpointError("not a checkpoint directory: its config.json cannot be read", where=str(path), got=error,
-                              wanted="config.json, *.safetensors and tokenizer.json of a published checkpoint") from error  # fmt: skip
+        raise CheckpointError(f"not a checkpoint directory: its {path.name} cannot be read", where=str(path), got=error,
+                              wanted="config.json, *.safetensors and the tokenizer of a published checkpoint") from error  # fmt: skip
     return config
 
 
-def _architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
-    by_type = {family.model_type.lower(): family for family in FAMILIES.values()}
-    family = by_type.get(str(config.get("model_type", "")).lower())
-    if family is None:
-        raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
-                              wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
-    config = {**(config.get("rope_parameters") or {}), **config}  # newer configs keep the rotary settings in a section of their own
-    values = {ours: config[key] for ours, key in family.config_keys.items() if key in config}
-    heads = values.get("num_heads")
-    values.setdefault("num_kv_heads", heads)
-    values.setdefault("tie_embeddings", False)
-    values.setdefault("mask_id", -1)
-    if values.get("head_dim") is None and heads and "hidden_size" in values:
-        values["head_dim"] = values["hidden_size"] // heads
+def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
+    """The shape that a published config.json describes; mask_id is -1 if it names none.
+
+    Raises CheckpointError for keys that are missing and for settings that the one transformer does not have.
+    """
+    family = _family_of(config, directory)
+    where = str(directory / "config.json")
+    values = _values(config, family)
     missing = [key for ours, key in family.config_keys.items() if values.get(ours) is None]
     if missing:
-        raise CheckpointError("the config lacks keys", where=str(directory / "config.json"), got=sorted(config), wanted=missing)
-    unsupported = {key: config[key] for key, plain in _PLAIN.items() if config.get(key, plain) not in (plain, None)}
+        raise CheckpointError("the config lacks keys", where=where, got=sorted(config), wanted=missing)
+    flat = _flat(config)
+    unsupported = {key: flat[key] for key, plain in _PLAIN.items() if flat.get(key, plain) not in (plain, None)}
     if unsupported:
-        raise CheckpointError("the config asks for what this transformer does not do", where=str(directory / "config.json"),
+        raise CheckpointError("the config asks for what this transformer does not do", where=where,
                               got=unsupported, wanted={key: _PLAIN[key] for key in unsupported})  # fmt: skip
-    values["rope_theta"], values["norm_eps"] = float(values["rope_theta"]), float(values["norm_eps"])
+    kinds: dict[str, type] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
+    for ours, key in family.config_keys.items():
+        kind = kinds.get(ours, int)
+        if isinstance(values[ours], bool) != (kind is bool) or not isinstance(values[ours], (kind, int)):
+            raise CheckpointError(
+                "a key of the config is not of its kind", where=f"{where}: {key}", got=repr(values[ours]), wanted=kind.__name__
+            )
+        values[ours] = kind(values[ours])
+    if values["num_heads"] < 1 or values["num_heads"] % values["num_kv_heads"] or values["head_dim"] % 2:
+        heads = {key: values[key] for key in ("num_heads", "num_kv_heads", "head_dim")}
+        raise CheckpointError("the heads do not fit together", where=where, got=heads, wanted="whole groups of heads, an even head_dim")
     return Architecture(family=family.name, **values)
 
 
-def _dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
-    name = str(config.get("torch_dtype", config.get("dtype", "float32"))).removeprefix("torch.")
+def _family_of(config: dict[str, Any], directory: Path) -> Family:
+    by_type = {name.lower(): family for family in FAMILIES.values() for name in family.model_types}
+    family = by_type.get(str(config.get("model_type", "")).lower())
+    if config.get("model_type") in AUTOREGRESSIVE:
+        raise CheckpointError("an autoregressive model can be evaluated only", where=str(directory / "config.json"),
+                              got=config["model_type"], do="import it with base.path and run evaluate stages alone")  # fmt: skip
+    if family is None:
+        raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
+                              wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
+    return family
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Newer configs keep the rotary settings in a section of their own."""
+    return {**(config.get("rope_parameters") or {}), **config}
+
+
+def _values(config: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Our fields as the config gives them, with what published configs leave out."""
+    flat = _flat(config)
+    values = {ours: flat[key] for ours, key in family.config_keys.items() if flat.get(key) is not None}
+    heads, hidden = values.get("num_heads"), values.get("hidden_size")
+    head_dim = hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None
+    left_out = {
+        "vocab_size": flat.get("vocab_size"),  # LLaDA's embedding_size may be null
+        "num_kv_heads": heads,
+        "head_dim": family.default_head_dim or head_dim,
+        "tie_embeddings": False,
+        "mask_id": -1,  # the tokenizer names it
+    }
+    return {**left_out, **values}
+
+
+def _config_of(model: Transformer) -> dict[str, Any]:
+    """The config the model was loaded with, where it still holds, and its shape; of a new model the shape alone, sorted."""
+    arch, family = model.architecture, model.family
+    dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
+    shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
+    if arch.head_dim == (family.default_head_dim or arch.hidden_size // arch.num_heads):
+        del shape[family.config_keys["head_dim"]]
+    published = model.published_config
+    if not published:
+        new = {"model_type": family.model_types[0], "torch_dtype": dtype, **family.config_constants, **shape}
+        return dict(sorted(new.items()))
+    config = dict(published)
+    known = _values(published, family)
+    for ours, key in family.config_keys.items():
+        if key in shape and known[ours] != shape[key] and not (ours == "mask_id" and known[ours] == -1):
+            config[key] = shape[key]
+    precision = next((key for key in ("torch_dtype", "dtype") if key in config), None)
+    if precision and str(config[precision]).removeprefix("torch.") != dtype:
+        config[precision] = dtype
+    return config
+
+
+def dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
+    """The precision that the config names, or else that of the stored tensors (LLaDA's configs name none)."""
+    name = config.get("torch_dtype") or config.get("dtype")
+    if name is None:
+        with _opened(next(iter(_shards(directory)))) as file:
+            stored = file.get_slice(next(iter(file.keys()))).get_dtype()
+        name = _STORED_DTYPES.get(stored, stored)
+    name = str(name).removeprefix("torch.")
     if name not in _DTYPES:
         raise CheckpointError("unknown dtype", where=str(directory / "config.json"), got=name, wanted=", ".join(_DTYPES))
     return _DTYPES[name]
@@ -147,14 +322,45 @@ def _dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
 def _shards(directory: Path) -> list[Path]:
     index = directory / _INDEX
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError("the index of the weights is damaged", where=str(index), got=repr(error),
+                                  wanted="weight_map: tensor -> file", do="copy it again") from error  # fmt: skip
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+                raise CheckpointError("the index names what is not a safetensors file of its directory", where=str(index), got=name)
+            if not (directory / name).is_file():
+                raise CheckpointError("a file of the weights is missing", where=str(directory / name), wanted=f"all {len(names)} of it",
+                                      do="copy or download it")  # fmt: skip
         return [directory / name for name in names]
     single = directory / WEIGHTS
     if single.is_file():
         return [single]
-    pickles = [path.name for path in directory.glob("*.bin")]
-    raise CheckpointError("no weights", where=str(directory), got=pickles or "neither model.safetensors nor its index",
-                          wanted=WEIGHTS, do="convert pickled weights with transformers: save_pretrained writes safetensors")  # fmt: skip
+    others = sorted(path.name for pattern in ("*.bin", "*.safetensors", "*.pt", "*.pth") for path in directory.glob(pattern))
+    raise CheckpointError("no weights", where=str(directory), got=others or f"neither {WEIGHTS} nor {_INDEX}", wanted=WEIGHTS,
+                          do="convert pickled weights with transformers: save_pretrained writes safetensors")  # fmt: skip
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, memory-mapped while it is open."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError("the weights file is damaged or truncated", where=str(path), got=error,
+                              do="copy or download the file again") from error  # fmt: skip
+
+
+def read_tensors(directory: Path) -> Iterator[tuple[str, Path, torch.Tensor]]:
+    """Name, file and data of every tensor of a directory. A tensor's pages stay in memory only until the next one is asked for."""
+    for shard in _shards(directory):
+        with _opened(shard) as file:
+            names = list(file.keys())
+        for name in names:
+            with _opened(shard) as file:  # a mapping of its own: closing it is what gives the pages back
+                yield name, shard, file.get_tensor(name)
 
 
 def _fill(model: Transformer, directory: Path) -> None:
@@ -162,24 +368,24 @@ def _fill(model: Transformer, directory: Path) -> None:
     tied = model.architecture.tie_embeddings
     wanted = {published_name(name, model.family): parameter for name, parameter in model.named_parameters()}
     optional = {published_name("lm_head.weight", model.family)} if tied else set()
-    found: set[str] = set()
-    for shard in _shards(directory):
-        try:
-            with safe_open(shard, framework="pt") as file, torch.no_grad():
-                for name in file.keys():  # noqa: SIM118 (a safetensors handle, not a dictionary)
-                    if name in optional:
-                        continue
-                    if name not in wanted:
-                        raise CheckpointError("unexpected tensor", where=str(shard), got=name, wanted=f"parameters of {model.family.name}")
-                    tensor = file.get_tensor(name)
-                    if tensor.shape != wanted[name].shape:
-                        raise CheckpointError("wrong tensor shape", where=f"{shard}: {name}", got=list(tensor.shape),
-                                              wanted=list(wanted[name].shape))  # fmt: skip
-                    wanted[name].copy_(tensor)
-                    found.add(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError("the weights file is damaged or truncated", where=str(shard), got=error,
-                                  do="copy or download the file again") from error  # fmt: skip
-    missing = sorted(set(wanted) - found)
+    found: dict[str, Path] = {}
+    for name, shard, tensor in read_tensors(directory):
+        if name in optional:
+            continue
+        if name not in wanted:
+            raise CheckpointError("unexpected tensor", where=str(shard), got=name, wanted=f"parameters of {model.family.name}")
+        if name in found:
+            raise CheckpointError("a tensor is there twice", where=str(shard), got=name, wanted=f"only that of {found[name]}")
+        if tensor.shape != wanted[name].shape:
+            raise CheckpointError("wrong tensor shape", where=f"{shard}: {name}", got=list(tensor.shape),
+                                  wanted=list(wanted[name].shape))  # fmt: skip
+        if not tensor.is_floating_point():
+            raise CheckpointError("a tensor is not of floating-point numbers", where=f"{shard}: {name}", got=tensor.dtype,
+                                  wanted=", ".join(_DTYPES), do="use the checkpoint that is not quantised")  # fmt: skip
+        with torch.no_grad():
+            wanted[name].copy_(tensor)
+        found[name] = shard
+        del tensor
+    missing = sorted(set(wanted) - set(found))
     if missing:
         raise CheckpointError("tensors are missing", where=str(directory), got=f"{len(found)} tensors", wanted=missing[:8])

@@ -14,14 +14,17 @@ Attention = Literal["block_causal", "full"]
 class Family:
     """What has to be known to load, run and save a checkpoint of one family.
 
+    model_types: what `model_type` of a published config.json may say (compared in lower case); the first is written for a new model.
     shift: 0, logit i predicts token i; 1, logit i-1 predicts token i (models adapted from autoregressive ones).
     config_keys: our architecture field -> key of the published config.json.
     parameter_names: our parameter name -> published name, where they differ; `{i}` is the layer.
-    config_constants: written to config.json as they are when a checkpoint is saved.
+    config_constants: written to a new model's config.json as they are.
+    default_head_dim: what a config without head_dim means; None, hidden_size / num_heads.
+    end_tokens: tokens that end a response, where the vocabulary has them, beside those that the directory names itself.
     """
 
     name: str
-    model_type: str
+    model_types: tuple[str, ...]
     attention: Attention
     shift: Literal[0, 1]
     qk_norm: bool
@@ -29,6 +32,8 @@ class Family:
     config_keys: dict[str, str]
     parameter_names: dict[str, str]
     config_constants: dict[str, object]
+    default_head_dim: int | None
+    end_tokens: tuple[str, ...]
 
 
 _QWEN_KEYS = {
@@ -52,6 +57,7 @@ _LLADA_KEYS = {
     "num_layers": "n_layers",
     "num_heads": "n_heads",
     "num_kv_heads": "n_kv_heads",
+    "head_dim": "head_dim",
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "weight_tying",
@@ -76,8 +82,55 @@ _LLADA_NAMES = {
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("sdar", "sdar", "block_causal", 0, True, False, _QWEN_KEYS, {}, {"architectures": ["SDARForCausalLM"]}),
-        Family("llada", "llada", "full", 0, False, False, _LLADA_KEYS, _LLADA_NAMES, {"architectures": ["LLaDAModelLM"]}),
-        Family("dream", "Dream", "full", 1, False, True, _QWEN_KEYS, {}, {"architectures": ["DreamModel"]}),
+        Family(
+            name="sdar",
+            model_types=("sdar",),
+            attention="block_causal",
+            shift=0,
+            qk_norm=True,
+            qkv_bias=False,
+            config_keys=_QWEN_KEYS,
+            parameter_names={},
+            config_constants={"architectures": ["SDARForCausalLM"]},
+            default_head_dim=128,
+            end_tokens=(),
+        ),
+        Family(
+            name="llada",
+            model_types=("llada", "mmada"),
+            attention="full",
+            shift=0,
+            qk_norm=False,
+            qkv_bias=False,
+            config_keys=_LLADA_KEYS,
+            parameter_names=_LLADA_NAMES,
+            config_constants={"architectures": ["LLaDAModelLM"]},
+            default_head_dim=None,
+            end_tokens=("<|endoftext|>", "<|eot_id|>"),
+        ),
+        Family(
+            name="dream",
+            model_types=("Dream",),
+            attention="full",
+            shift=1,
+            qk_norm=False,
+            qkv_bias=True,
+            config_keys=_QWEN_KEYS,
+            parameter_names={},
+            config_constants={"architectures": ["DreamModel"]},
+            default_head_dim=None,
+            end_tokens=("<|endoftext|>", "<|im_end|>"),
+        ),
     )
 }
+
+# Autoregressive baselines by `model_type`: which of transformers' classes they are (baselines.py).
+AUTOREGRESSIVE = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+def published_name(name: str, family: Family) -> str:
+    """Published name of one of our parameters."""
+    parts = name.split(".")
+    layer = parts[2] if parts[:2] == ["model", "layers"] else None
+    generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])
+    return family.parameter_names.get(generic, generic).replace("{i}", layer or "")

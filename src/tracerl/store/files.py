@@ -1,31 +1,26 @@
-"""Reading and writing Parquet files of tasks and responses. A file is complete or absent; a bad one is named, never skipped."""
+"""Tasks and responses as rows of the store and back: the records of types.py on one side, Parquet files on the other."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tracerl.errors import DataError
-from tracerl.store.schema import ROLLOUTS, SCHEMA_VERSION, TASKS, VERSION_KEY
+from tracerl.store.parquet import read_parquet, write_parquet
+from tracerl.store.schema import ROLLOUTS, TASKS
 from tracerl.types import Rollout, Task, Trajectory
-
-_LIST_LEAVES = [f"{field.name}.list.element" for field in ROLLOUTS if pa.types.is_list(field.type)]
-_SCALARS = [field.name for field in ROLLOUTS if not pa.types.is_nested(field.type)]
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
     """Writes one task set."""
     columns = {name: [getattr(task, name) for task in tasks] for name in TASKS.names}
-    _write(path, pa.table(columns, schema=TASKS))
+    write_parquet(path, pa.table(columns, schema=TASKS))
 
 
 def read_tasks(path: Path) -> list[Task]:
     """Tasks of one file, in its order. Raises DataError naming the file if it is damaged or of another schema."""
-    return [Task(**row) for row in _read(path, TASKS).to_pylist()]
+    return [Task(**row) for row in read_parquet(path, "tasks").to_pylist()]
 
 
 def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
@@ -36,19 +31,12 @@ def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
 
 def write_rollouts(path: Path, table: pa.Table) -> None:
     """Writes a rollout table as one Parquet file, aside and then renamed. Equal rows give equal bytes."""
-    _write(
-        path,
-        table,
-        row_group_size=8192,
-        use_dictionary=_SCALARS,
-        write_statistics=_SCALARS,
-        column_encoding=dict.fromkeys(_LIST_LEAVES, "BYTE_STREAM_SPLIT"),
-    )
+    write_parquet(path, table)
 
 
 def read_rollouts(path: Path) -> pa.Table:
     """All rows of a rollout file. Raises DataError naming the file if it is damaged or of another schema."""
-    return _read(path, ROLLOUTS)
+    return read_parquet(path, "rollouts")
 
 
 def read_trajectories(path: Path, verdict: str) -> list[Trajectory]:
@@ -60,7 +48,16 @@ def _row(rollout: Rollout) -> dict[str, Any]:
     trajectory, settings = rollout.trajectory, rollout.settings
     own = ("rollout_id", "stage", "iteration", "sample_index", "policy_hash", "seed", "text", "verdict", "reward")
     lists = ("prompt_ids", "response_ids", "step_map", "logprobs")
-    scalars = ("num_tokens", "num_steps", "num_denoising_forwards", "num_forwards", "canvas_length", "stop_reason", "block_size")
+    scalars = (
+        "num_prompt_tokens",
+        "num_tokens",
+        "num_steps",
+        "num_denoising_forwards",
+        "num_forwards",
+        "canvas_length",
+        "stop_reason",
+        "block_size",
+    )
     filtered = settings["top_k"] != 0 or settings["top_p"] != 1.0
     return {
         **{name: getattr(rollout, name) for name in own},
@@ -69,8 +66,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "task_set": rollout.task.task_set,
         **{name: getattr(trajectory, name) for name in lists},
         "filtered_logprobs": trajectory.filtered_logprobs if filtered else None,
-        "order_in_step": None,
-        "order_logprobs": None,
+        "order_in_step": trajectory.order_in_step,
+        "order_logprobs": trajectory.order_logprobs,
         **{name: getattr(trajectory, name) for name in scalars},
         **settings,
     }
@@ -91,33 +88,8 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         stop_reason=row["stop_reason"],
         num_denoising_forwards=row["num_denoising_forwards"],
         num_forwards=row["num_forwards"],
+        order_in_step=None if row["order_in_step"] is None else np.array(row["order_in_step"], dtype=np.int32),
+        order_logprobs=None if row["order_logprobs"] is None else np.array(row["order_logprobs"], dtype=np.float32),
+        cache_mode=row["cache_mode"],
+        cache_horizon=row["cache_horizon"],
     )
-
-
-def _write(path: Path, table: pa.Table, **options: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        pq.write_table(table, aside, compression="zstd", **options)
-        os.replace(aside, path)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise DataError("a Parquet file could not be written", where=str(path), got=error,
-                            do="free disk space and run the same command again: it resumes") from error  # fmt: skip
-        raise
-
-
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError("a Parquet file is damaged or missing", where=str(path), got=error,
-                        do="delete it and run the stage that wrote it again") from error  # fmt: skip
-    version = (table.schema.metadata or {}).get(VERSION_KEY)
-    if version != str(SCHEMA_VERSION).encode():
-        raise DataError("a Parquet file has another schema version", where=str(path), got=version, wanted=SCHEMA_VERSION)
-    missing = [name for name in schema.names if name not in table.schema.names]
-    if missing:
-        raise DataError("a Parquet file lacks columns", where=str(path), got=table.schema.names, wanted=missing)
-    return table

@@ -1,12 +1,18 @@
 """The one Parquet schema of responses (traces, rollouts, evaluations) and that of tasks, versioned in the file metadata.
 
-Encodings: token-level lists are split into byte streams and compressed with zstd (smallest and fastest of those measured for ids that are
-nearly random); statistics are kept for scalar columns only.
+A change of the columns is a new version: raise SCHEMA_VERSION and say in MIGRATIONS what the new columns hold in rows written before it.
+Files are never rewritten; readers and views bring old rows up to date while they read. A version that is newer than this one is refused.
+
+Encodings are the smallest of those measured (benchmarks/store.py): response ids by dictionary (a response holds few of a vocabulary's
+words), steps by their differences (which are small), log-probabilities split into byte streams; all compressed with zstd. Statistics are
+kept for scalar columns only.
 """
+
+from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"tracerl.schema_version"
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
 
@@ -56,6 +62,7 @@ ROLLOUTS = pa.schema(
         pa.field("filtered_logprobs", _list(pa.float32())),
         pa.field("order_in_step", _list(pa.int32())),
         pa.field("order_logprobs", _list(pa.float32())),
+        pa.field("num_prompt_tokens", pa.int32(), nullable=False),
         pa.field("num_tokens", pa.int32(), nullable=False),
         pa.field("num_steps", pa.int32(), nullable=False),
         pa.field("num_denoising_forwards", pa.int32(), nullable=False),
@@ -77,3 +84,41 @@ ROLLOUTS = pa.schema(
     ],
     metadata=_META,
 )
+
+SCHEMAS = {"tasks": TASKS, "rollouts": ROLLOUTS}
+
+
+class Dataset(NamedTuple):
+    """Where the files of a data set lie: their folders below data/ (a pattern), and the schema they have."""
+
+    folder: str
+    table: str
+
+
+# `rollouts` holds the RL rounds' training and held-out responses.
+DATASETS = {
+    "tasks": Dataset("tasks", "tasks"),
+    "traces": Dataset("traces", "rollouts"),
+    "rollouts": Dataset("rollouts/*", "rollouts"),
+    "evals": Dataset("evals/*", "rollouts"),
+}
+
+# Version -> table -> the columns that the next version added, as DuckDB expressions over a row of this version.
+MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
+    1: {"rollouts": {"num_prompt_tokens": "len(prompt_ids)::INTEGER"}},
+}
+
+# Encodings of list columns; a column that is not named is dictionary-encoded.
+LIST_ENCODINGS = {
+    "prompt_ids": "PLAIN",  # the prompts of a group are equal and compress to one
+    "step_map": "DELTA_BINARY_PACKED",
+    "logprobs": "BYTE_STREAM_SPLIT",
+    "filtered_logprobs": "BYTE_STREAM_SPLIT",
+    "order_in_step": "DELTA_BINARY_PACKED",
+    "order_logprobs": "BYTE_STREAM_SPLIT",
+}
+
+
+def upgrades(table: str, version: int) -> dict[str, str]:
+    """Columns that rows of `table` written under `version` lack, as expressions over such a row, oldest first."""
+    return {name: text for older in range(version, SCHEMA_VERSION) for name, text in MIGRATIONS[older].get(table, {}).items()}

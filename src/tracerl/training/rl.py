@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from tracerl.config import Critic, RlRound
@@ -35,6 +36,7 @@ from tracerl.objectives.methods import METHODS, Method, Units, estimates, given,
 from tracerl.objectives.views import Plan, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts
+from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
 from tracerl.training.critic import explained, outcome, score, token_advantages, update
 from tracerl.training.trainer import Trainer, packed
@@ -147,7 +149,7 @@ class _Round:
         groups = self._sample_groups(tasks, iteration)
         rollouts = [rollout for group in groups for rollout in group]
         table = rollout_table(rollouts)
-        write_rollouts(self.workspace.directory / ROLLOUTS / f"iter-{iteration:05d}.parquet", table)
+        self._store(f"iter-{iteration:05d}", table)
         kept = [group for group in groups if keeps_group(_rewards(group), self.settings.pass_rate)][: self.settings.groups]
         if len(kept) < self.settings.min_groups:
             raise TrainingError(
@@ -184,9 +186,15 @@ class _Round:
             chosen = [task for pool in tasks.values() for task in pool[: self.settings.held_out.num_problems]]
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
             table = rollout_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
-            write_rollouts(self.workspace.directory / ROLLOUTS / f"{name}-{iteration:05d}.parquet", table)
+            self._store(f"{name}-{iteration:05d}", table)
             rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
+
+    def _store(self, name: str, table: pa.Table) -> None:
+        """Writes rollouts and holds the file to the store's rules before anything is learned from it."""
+        path = self.workspace.directory / ROLLOUTS / f"{name}.parquet"
+        write_rollouts(path, table)
+        require_rules(path, "rollouts", self.model.architecture.vocab_size)
 
     def _sample_groups(self, tasks: dict[str, list[Task]], iteration: int) -> list[list[Rollout]]:
         """Groups of responses, further prompts being drawn until enough groups are informative or the cap is reached."""

@@ -19,13 +19,14 @@ import torch
 from tracerl.config import Training
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import FAMILIES
+from tracerl.models.lora import seed_dropout
 from tracerl.models.masks import block_starts_after
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.views import Plan, build_views, causal_plan, num_layout_tokens, random_plan, semi_ar_plan, trace_plan
-from tracerl.seeds import generator_for
+from tracerl.seeds import generator_for, key_for
 from tracerl.store.workspace import Workspace
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Task, Trajectory
@@ -90,6 +91,7 @@ def train_sft(
         curve = saved[1]["curve"]
     recent: list[float] = []  # losses since the last save
     while trainer.num_steps < settings.num_steps:
+        seed_dropout(model, key_for(seed, stage, "dropout", trainer.num_steps))
         stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
         done = trainer.num_steps

@@ -1,0 +1,79 @@
+"""The integrity check behind `tracerl data check`: what is stored is what was written, and obeys the store's laws.
+
+Each problem is a finding that names file, row group and column as far as they are known; one finding never hides another, and files without
+one are untouched by those that have some.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from tracerl.errors import DataError
+from tracerl.store.parquet import MANIFEST, open_parquet, read_manifest
+from tracerl.store.rules import broken_rules
+from tracerl.store.schema import DATASETS
+
+_THREADS = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem of one file or folder, in words."""
+
+    path: Path
+    problem: str
+
+    def __str__(self) -> str:
+        return self.problem if str(self.path) in self.problem else f"{self.path}: {self.problem}"
+
+
+def folders(data: Path, dataset: str) -> list[Path]:
+    """The folders of a data set below `data` that hold files or a manifest. Folders still being published are left out."""
+    found = [folder for folder in sorted(data.glob(DATASETS[dataset].folder)) if folder.is_dir() and folder.suffix != ".tmp"]
+    return [folder for folder in found if (folder / MANIFEST).exists() or any(folder.glob("*.parquet"))]
+
+
+def check_folder(folder: Path, table: str, vocab_size: int | None) -> Iterator[Finding]:
+    """Findings of one folder: files missing, added or changed since it was sealed, damage, and broken laws."""
+    try:
+        manifest = read_manifest(folder)
+    except DataError as error:
+        yield Finding(folder / MANIFEST, str(error))
+        manifest = None
+    else:
+        if manifest is None:
+            yield Finding(folder, f"there is no {MANIFEST}: a file that was lost or changed would not be noticed (run its stage again)")
+    there = sorted(folder.glob("*.parquet"))
+    for name in sorted((manifest or {}).keys() - {path.name for path in there}):
+        yield Finding(folder / name, f"the file is missing; {MANIFEST} lists it with {(manifest or {})[name]['rows']} rows")
+    for path in sorted(folder.glob("*.parquet.tmp")):
+        yield Finding(path, "a half-written file; its stage was killed (run it again)")
+    for path in there:
+        if manifest is not None and path.name not in manifest:
+            yield Finding(path, f"the file is not in {MANIFEST}")
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for found in pool.map(lambda path: list(_check_file(path, table, vocab_size, (manifest or {}).get(path.name))), there):
+            yield from found
+
+
+def _check_file(path: Path, table: str, vocab_size: int | None, entry: dict[str, object] | None) -> Iterator[Finding]:
+    if entry is not None:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != entry["sha256"]:
+            size = path.stat().st_size
+            yield Finding(path, f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes when it was written")
+    try:
+        file, _ = open_parquet(path, table)
+        if entry is not None and file.metadata.num_rows != entry["rows"]:
+            yield Finding(path, f"{file.metadata.num_rows} rows; {MANIFEST} lists {entry['rows']}")
+        for broken in broken_rules(path, table, vocab_size):
+            yield Finding(path, str(broken))
+    except DataError as error:
+        yield Finding(path, str(error))
+    except pa.ArrowException as error:
+        yield Finding(path, f"a Parquet file is damaged: {error}")

@@ -1,0 +1,198 @@
+"""What must be true of every row: the store's laws as SQL conditions, run by DuckDB over one row group at a time.
+
+One list serves three doors: the file that an RL iteration has just written, `tracerl data check`, and the counts that Great Expectations
+judges between stages. Two laws need every token of a list; DuckDB has no fast function for them, so they are columns made by numpy
+(`derived`) that the conditions read like any other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tracerl.errors import DataError
+from tracerl.store.parquet import open_parquet, upgraded
+
+NUM_FIRST = 5
+_SLICE = 512  # rows whose tokens numpy handles at once: as many as stay in a processor's cache
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A law of a row. column: which column to look at. broken: SQL that is true of a row that breaks it. says: the law in words."""
+
+    name: str
+    column: str
+    broken: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Broken:
+    """Rows of one row group that break one rule. first: ids of the first of them."""
+
+    path: Path
+    row_group: int
+    rule: Rule
+    count: int
+    first: tuple[str, ...]
+
+    def __str__(self) -> str:
+        rows = f"{self.count} row{'s' if self.count > 1 else ''}, first {', '.join(self.first)}"
+        return f"{self.path}, row group {self.row_group}, column {self.rule.column}: {self.rule.says} ({rows})"
+
+
+_PADDED = "num_prompt_tokens + len(response_ids)"
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "tasks": (
+        Rule("task_id_of_its_set", "task_id", "NOT starts_with(task_id, task_set || '/') OR task_set = ''",
+             "the id begins with the task set"),
+        Rule("split_is_known", "split", "split NOT IN ('train', 'test')", "the split is train or test"),
+        Rule("prompt_is_not_empty", "prompt", "trim(prompt) = ''", "the prompt is not empty"),
+        Rule("kind_is_not_empty", "kind", "kind = ''", "a verifier is named"),
+        Rule("difficulty_is_positive", "difficulty", "difficulty < 1", "the difficulty is at least 1"),
+    ),
+    "rollouts": (
+        Rule("id_is_not_empty", "rollout_id", "rollout_id = '' OR stage = '' OR task_id = ''", "ids are not empty"),
+        Rule("numbers_are_not_negative", "iteration", "iteration < 0 OR sample_index < 0 OR seed < 0", "coordinates are not negative"),
+        Rule("policy_is_named", "policy_hash", "NOT regexp_full_match(policy_hash, '[0-9a-f]+')", "the policy hash is hexadecimal"),
+        Rule("prompt_length", "num_prompt_tokens", "num_prompt_tokens <> len(prompt_ids) OR num_prompt_tokens < 1",
+             "num_prompt_tokens is the length of prompt_ids, at least 1"),
+        Rule("response_length", "num_tokens", "num_tokens NOT BETWEEN 1 AND len(response_ids)",
+             "num_tokens is between 1 and the length of response_ids"),
+        Rule("whole_blocks", "response_ids", f"block_size < 1 OR (({_PADDED}) % block_size <> 0 AND len(response_ids) % block_size <> 0)",
+             "the response holds whole blocks"),
+        Rule("canvas_holds_response", "canvas_length", f"canvas_length < {_PADDED}", "the canvas is at least as long as the sequence"),
+        Rule("one_step_per_token", "step_map", "len(step_map) <> len(response_ids)", "every token has exactly one step"),
+        Rule("counted_tokens_have_steps", "step_map", "list_min(step_map) < 1 AND list_min(step_map[:num_tokens]) < 1",
+             "every counted token was committed at a step"),
+        Rule("steps_are_a_partition", "step_map", "list_max(step_map) <> num_steps OR distinct_steps <> num_steps",
+             "steps are 1 to num_steps and none is empty"),
+        Rule("steps_stay_in_blocks", "step_map", "NOT steps_in_blocks", "no step spans two blocks, and blocks follow each other"),
+        Rule("ids_in_vocabulary", "response_ids", "least(list_min(prompt_ids), list_min(response_ids)) < 0 "
+             "OR greatest(list_max(prompt_ids), list_max(response_ids)) >= $vocab_size", "token ids lie inside the vocabulary"),
+        Rule("one_logprob_per_token", "logprobs", "len(logprobs) <> len(response_ids)", "every token has exactly one log-probability"),
+        Rule("logprobs_are_logarithms", "logprobs", "NOT isnan(list_max(logprobs)) AND list_max(logprobs) > 1e-5",
+             "log-probabilities are not above 0"),
+        Rule("logprobs_are_known", "logprobs",
+             "remasking <> 'preferred' AND isnan(list_max(logprobs)) AND isnan(list_max(logprobs[:num_tokens]))",
+             "every sampled token has a log-probability"),
+        Rule("filtered_where_filtered", "filtered_logprobs",
+             "remasking <> 'preferred' AND (top_k <> 0 OR top_p < 1) <> (filtered_logprobs IS NOT NULL)",
+             "log-probabilities under a filter are stored exactly where there was one"),
+        Rule("lists_of_one_length", "order_in_step", " OR ".join(
+                 f"({name} IS NOT NULL AND len({name}) <> len(response_ids))"
+                 for name in ("filtered_logprobs", "order_in_step", "order_logprobs")
+             ), "optional lists are as long as the response"),
+        Rule("forwards_add_up", "num_forwards", "num_denoising_forwards > num_forwards "
+             "OR (remasking <> 'preferred' AND num_steps > num_denoising_forwards)", "steps <= denoising forwards <= all forwards"),
+        Rule("verdict_is_known", "verdict", "verdict NOT IN ('correct', 'wrong', 'undecided')", "the verdict is known"),
+        Rule("stop_is_known", "stop_reason", "stop_reason NOT IN ('end', 'length')", "the response ended or was cut"),
+        Rule("reward_is_a_number", "reward", "NOT isfinite(reward)", "the reward is a finite number"),
+        Rule("parts_make_the_reward", "reward_parts",
+             "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - reward) > 1e-6",
+             "reward parts add up to the reward"),
+        Rule("undecided_is_not_paid", "reward", "verdict = 'undecided' AND reward > 0", "an undecided response is not paid"),
+        Rule("settings_make_sense", "temperature", "temperature < 0 OR top_k < 0 OR top_p <= 0 OR top_p > 1 OR steps_per_block < 1",
+             "sampler settings lie in their ranges"),
+    ),
+}  # fmt: skip
+_ID = {"tasks": "task_id", "rollouts": "rollout_id"}
+
+
+def broken_rules(path: Path, table: str, vocab_size: int | None) -> Iterator[Broken]:
+    """Every rule that rows of a file break, by row group. `vocab_size` None leaves the vocabulary unchecked.
+
+    Raises DataError naming file, row group and column if the file cannot be read.
+    """
+    import duckdb
+
+    rules, values = RULES[table], {"vocab_size": vocab_size}
+    any_broken = f"SELECT 1 FROM stored WHERE {' OR '.join(f'({rule.broken})' for rule in rules)} LIMIT 1"
+    ids = [f"list({_ID[table]}) FILTER (WHERE {rule.broken})" for rule in rules]  # one aggregate, so that a condition is evaluated once
+    counts = ", ".join(f"coalesce(len({one}), 0), ({one})[:{NUM_FIRST}]" for one in ids)
+    with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
+        for group, rows in enumerate(row_groups(path, table)):
+            connection.register("stored", rows if table == "tasks" else derived(rows))
+            parameters = values if table == "rollouts" else None
+            if not connection.execute(any_broken, parameters).fetchall():  # one cheap pass, and nearly always the last
+                continue
+            found = connection.execute(f"SELECT {counts} FROM stored", parameters).fetchall()[0]
+            for rule, count, first in zip(rules, found[::2], found[1::2], strict=True):
+                if count:
+                    yield Broken(path, group, rule, count, tuple(first))
+
+
+def require_rules(path: Path, table: str, vocab_size: int | None) -> None:
+    """Raises DataError naming file, row group, column, counts and first rows unless every row of the file keeps every rule."""
+    if broken := list(broken_rules(path, table, vocab_size)):
+        raise DataError("rows break the laws of the store", where=str(path), got="\n    ".join(["", *map(str, broken)]),
+                        do="the file is kept for a look; correct what wrote it and run the stage again")  # fmt: skip
+
+
+def row_groups(path: Path, table: str) -> Iterator[pa.Table]:
+    """Row groups of a file, brought to this version. Raises DataError naming row group and column of the first page that is damaged."""
+    file, version = open_parquet(path, table)
+    for group in range(file.num_row_groups):
+        try:
+            rows = file.read_row_group(group)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError("a Parquet file is damaged", where=f"{path}, row group {group}, column {_damaged_column(path, table, group)}",
+                            got=error, do="delete it and run the stage that wrote it again") from error  # fmt: skip
+        yield upgraded(rows, table, version)
+
+
+def derived(rows: pa.Table) -> pa.Table:
+    """Rows of rollouts with two more columns.
+
+    distinct_steps: how many steps hold a token. steps_in_blocks: whether no step spans two blocks and later blocks have later steps.
+    The grid is the absolute one where the sequence ends on it; blocks of full attention may start at the response instead.
+    """
+    parts = [_derived(rows.slice(first, _SLICE)) for first in range(0, len(rows), _SLICE)]
+    distinct, inside = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else (np.zeros(0, int), np.zeros(0, bool))
+    return rows.append_column("distinct_steps", pa.array(distinct, pa.int32())).append_column("steps_in_blocks", pa.array(inside))
+
+
+def _derived(rows: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    lists = rows["step_map"].combine_chunks()
+    steps, lengths, num_rows = lists.flatten().to_numpy(), lists.value_lengths().to_numpy(), len(rows)
+    if len(steps) == 0:
+        return np.zeros(num_rows, dtype=np.int64), np.ones(num_rows, dtype=bool)
+    prompt, block_size = rows["num_prompt_tokens"].to_numpy(), np.maximum(rows["block_size"].to_numpy(), 1)
+    ends = lengths.cumsum()
+    row = np.repeat(np.arange(num_rows), lengths)
+    width = int(steps.max(initial=0)) + 1
+    seen = np.zeros((num_rows, width), dtype=bool)
+    seen[row, np.maximum(steps, 0)] = True
+    skipped = np.where((prompt + lengths) % block_size == 0, prompt % block_size, 0)
+    position = np.arange(len(steps)) - np.repeat(ends - lengths - skipped, lengths)
+    block = position // (block_size[0] if (block_size == block_size[0]).all() else np.repeat(block_size, lengths))
+    return seen[:, 1:].sum(1), _steps_in_blocks(steps, row, block, num_rows)
+
+
+def _steps_in_blocks(
+    steps: npt.NDArray[np.int32], row: npt.NDArray[np.int64], block: npt.NDArray[np.int64], num_rows: int
+) -> npt.NDArray[np.bool_]:
+    """Of each row, whether the first step of every block comes after the last of the block before. Step 0 (never reached) is last."""
+    starts = np.concatenate([[0], 1 + np.flatnonzero((np.diff(row) != 0) | (np.diff(block) != 0))])
+    first = np.minimum.reduceat(np.where(steps > 0, steps, np.iinfo(np.int32).max), starts)
+    last = np.maximum.reduceat(steps, starts)
+    crosses = (first[1:] <= last[:-1]) & (row[starts[1:]] == row[starts[:-1]])
+    kept = np.ones(num_rows, dtype=bool)
+    kept[row[starts[1:]][crosses]] = False
+    return kept
+
+
+def _damaged_column(path: Path, table: str, group: int) -> str:
+    """The first column of a row group that cannot be read by itself."""
+    file, _ = open_parquet(path, table)
+    for name in file.schema_arrow.names:
+        try:
+            file.read_row_group(group, columns=[name])
+        except (pa.ArrowException, OSError):
+            return str(name)
+    return "unknown"
