@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Cancelled, Completed, Failed
@@ -184,7 +183,7 @@ def compare(name: str, cells: comparison.Cells, root: Path, baseline: str, metri
     if not figures:
         return
     text = comparison.markdown(comparison.table(cells, figures))
-    create_markdown_artifact(text, key=artifacts.key("experiments", name), description=f"{len(figures)} of {len(cells)} experiments")
+    artifacts.publish_markdown(f"experiments {name}", text, f"{len(figures)} of {len(cells)} experiments")
     page = Path("reports", "experiments", f"{name}.html")
     (root / page).parent.mkdir(parents=True, exist_ok=True)
     (root / page).write_text(comparison.page(name, cells, figures))
