@@ -1,4 +1,7 @@
-"""The chain through DVC: one command runs everything, a second runs nothing, and a changed number reruns its round and what follows."""
+"""The chain through DVC: one command runs everything, a second runs nothing, and a changed number reruns its round and what follows.
+
+And through git: a clone pulls checkpoints and trajectories from a remote instead of making them, and an older commit brings back its own.
+"""
 
 import json
 import os
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.tiny_run import ROOT, tiny_params, write_params
+from tests.tiny_run import ROOT, digests, tiny_params, write_params
 
 pytestmark = [pytest.mark.xdist_group("pipeline"), pytest.mark.timeout(600)]
 
@@ -35,11 +38,11 @@ def stages_run(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project folder without git history or data, with tiny params and two evaluations, on which `dvc repro` has run once."""
+    """A git repository with tiny params and two evaluations, in which `dvc repro` has run once; its results are the tag `first`."""
     folder = tmp_path_factory.mktemp("chain") / "project"
     for name in ("src", "stages", ".dvc"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"))
-    for name in ("dvc.yaml", ".dvcignore"):
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     params = tiny_params()
     params["evaluate"] = {name: params["evaluate"][name] for name in ("rl-short", "wide-k8")}
@@ -47,10 +50,30 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_params(folder, params)
     (folder / "data" / "raw").mkdir(parents=True)
     (folder / "easy.jsonl").rename(folder / "data" / "raw" / "easy.jsonl")
-    with (folder / ".dvc" / "config").open("a") as config:
-        config.write("    no_scm = true\n")
+    git(folder, "init", "--quiet")
+    dvc(folder, "remote", "add", "--quiet", "--default", "store", str(folder.parent / "store"))
     assert sorted(stages_run(dvc(folder, "repro"))) == sorted(STAGES)
+    commit(folder, "first")
     return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def commit(folder: Path, tag: str) -> None:
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", tag)
+    git(folder, "tag", tag)
+
+
+def results(folder: Path) -> dict[str, str]:
+    """Digests of everything the stages made, without DVC's and git's own files."""
+    made = {**digests(folder / "data"), **{f"reports/{name}": digest for name, digest in digests(folder / "reports").items()}}
+    return {name: digest for name, digest in made.items() if not name.endswith(".gitignore") and not name.startswith("raw/")}
 
 
 def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> None:
@@ -72,3 +95,41 @@ def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> No
     params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert stages_run(dvc(project, "repro")) == ["sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
+
+
+def test_git_holds_code_params_and_reports_and_dvc_the_data(project: Path) -> None:
+    tracked = git(project, "ls-files").split()
+    assert {"dvc.lock", "params.yaml", "reports/report.html", "reports/metrics/rl@wide.json", "reports/curves/rl@wide.tsv"} <= set(tracked)
+    data = [name for name in tracked if name.startswith("data/") and not name.startswith("data/raw/")]
+    assert all(name.endswith(".gitignore") for name in data), data
+
+
+@pytest.mark.parametrize("how", [["pull"], ["repro", "--pull"]], ids=" ".join)
+def test_a_fresh_clone_pulls_everything_and_runs_nothing(project: Path, tmp_path: Path, how: list[str]) -> None:
+    """Checkpoints and trajectories come from the remote; nothing has to be computed again."""
+    dvc(project, "push")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(project), str(clone))
+    assert not (clone / "data" / "checkpoints" / "rl@wide").exists()
+    assert stages_run(dvc(clone, *how)) == []
+    assert any(name.startswith("checkpoints/rl@wide/") for name in results(clone))
+    assert any(name.startswith("rollouts/rl@wide/") for name in results(clone))
+    assert results(clone) == results(project)
+    assert stages_run(dvc(clone, "repro")) == []
+
+
+def test_an_older_commit_brings_back_its_data_and_its_report(project: Path) -> None:
+    """The project now stands where a changed number has rerun half of the chain."""
+    commit(project, "second")
+    second = results(project)
+    git(project, "checkout", "--quiet", "first")
+    dvc(project, "checkout")
+    first = results(project)
+    changed = {name for name in first if first[name] != second.get(name)}
+    assert any(name.startswith("checkpoints/sft@long/") for name in changed)
+    assert "reports/report.html" in changed
+    assert not any(name.startswith("checkpoints/sft@short/") for name in changed)
+    assert stages_run(dvc(project, "repro")) == []
+    git(project, "checkout", "--quiet", "second")
+    dvc(project, "checkout")
+    assert results(project) == second
