@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tracerl.config import Params
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.reporting.charts import Change, Format, Series, change_chart, fixed, interval_bar, line_chart, percent, plain
+from tracerl.reporting.pages import template
 from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
 
@@ -52,10 +52,7 @@ def render_report(params: Params, rows: Sequence[Row], reports: Path, connection
     """
     curves = {stage: read_curve(reports / "curves" / f"{stage}.tsv") for stage in _stages(params)}
     held_out = {stage: read_curve(reports / "curves" / f"{stage}-held-out.tsv") for stage in _rl_stages(params)}
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("report.html.j2")
-    return template.render(
+    return template("report.html.j2").render(
         seed=params.seed,
         threads=params.threads,
         benchmarks=[(name, list(group)) for name, group in groupby(sorted(rows, key=_benchmark_order(rows)), key=lambda r: r["benchmark"])],

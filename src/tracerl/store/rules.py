@@ -101,6 +101,51 @@ RULES: dict[str, tuple[Rule, ...]] = {
              "sampler settings lie in their ranges"),
     ),
 }  # fmt: skip
+
+
+def _responses(dataset: str, wrong_split: str) -> dict[str, tuple[str, str]]:
+    """Rules between rows of responses. wrong_split: true of a response whose task belongs to the other split."""
+    return {
+        "ids_are_unique": (
+            "no two rows have one id",
+            f"SELECT rollout_id AS id FROM {dataset} GROUP BY ALL HAVING count(*) > 1",
+        ),
+        "responses_are_unique": (
+            "a stage samples each response of a task once",
+            f"SELECT min(rollout_id) AS id FROM {dataset} WHERE remasking <> 'preferred' GROUP BY stage, iteration, task_id, sample_index"
+            " HAVING count(*) > 1",
+        ),
+        "tasks_are_known": (
+            "every response belongs to a task of the task sets",
+            f"SELECT rollout_id AS id FROM {dataset} ANTI JOIN tasks USING (task_id)",
+        ),
+        "splits_are_kept": (
+            "training uses train tasks and evaluation test tasks",
+            f"SELECT rollout_id AS id FROM {dataset} JOIN tasks USING (task_id) WHERE {wrong_split}",
+        ),
+    }
+
+
+_PROMPTS = "SELECT task_id, task_set, split, answer, regexp_replace(lower(prompt), '\\s+', '', 'g') AS prompt FROM tasks"
+
+# Data set -> what must be true between its rows: the law in words, and a query for the ids of rows that break it.
+SET_RULES: dict[str, dict[str, tuple[str, str]]] = {
+    "tasks": {
+        "ids_are_unique": ("no two tasks have one id", "SELECT task_id AS id FROM tasks GROUP BY ALL HAVING count(*) > 1"),
+        "splits_do_not_overlap": (
+            "no test problem is also a train problem, whatever its capitals and spaces",
+            f"WITH plain AS ({_PROMPTS}) SELECT task_id AS id FROM plain WHERE split = 'test'"
+            " AND prompt IN (SELECT prompt FROM plain WHERE split = 'train')",
+        ),
+        "answers_agree": (
+            "a problem has one answer",
+            f"WITH plain AS ({_PROMPTS}) SELECT min(task_id) AS id FROM plain GROUP BY task_set, prompt HAVING count(DISTINCT answer) > 1",
+        ),
+    },
+    "traces": _responses("traces", "split <> 'train'"),
+    "rollouts": _responses("rollouts", "split <> if(contains(stage, '/held-out'), 'test', 'train')"),
+    "evals": _responses("evals", "split <> 'test'"),
+}
 _ID = {"tasks": "task_id", "rollouts": "rollout_id"}
 
 

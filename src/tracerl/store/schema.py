@@ -33,6 +33,7 @@ TASKS = pa.schema(
             ("prompt", pa.string()),
             ("answer", pa.string()),
             ("solution", pa.string()),
+            ("spec", pa.string()),
         )
     ],
     metadata=_META,
@@ -105,7 +106,7 @@ DATASETS = {
 
 # Version -> table -> the columns that the next version added, as DuckDB expressions over a row of this version.
 MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
-    1: {"rollouts": {"num_prompt_tokens": "len(prompt_ids)::INTEGER"}},
+    1: {"tasks": {"spec": "''"}, "rollouts": {"num_prompt_tokens": "len(prompt_ids)::INTEGER"}},
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.
