@@ -102,7 +102,17 @@ def test_a_missing_key_is_named_by_its_path(path):
         ("rl.short.sampler.cache", "yes"),
         ("rl.short.sampler.cache", 1),
         ("rl.short.sampler.remasking", "dynamical"),
-        ("rl.short.sampler.threshold", 1.5),
+        ("rl.short.sampler.threshold", "0.9"),
+        ("rl.short.sampler.schedule", "odd"),
+        ("rl.short.sampler.confidence_of", "mean"),
+        ("rl.short.sampler.entropy_bound", -0.1),
+        ("rl.short.sampler.order_temperature", 0.0),
+        ("rl.short.sampler.order_score", "logit"),
+        ("rl.short.sampler.guidance", -1.0),
+        ("rl.short.sampler.opening", None),
+        ("rl.short.sampler.horizon", -1),
+        ("rl.short.sampler.refresh_every", 0),
+        ("rl.short.sampler.refresh_sees", "prompt"),
         ("rl.short.sampler.top_p", 0.0),
         ("rl.short.kl", "k4"),
         ("rl.short.group_size", 1),
@@ -163,6 +173,9 @@ def test_every_wrong_entry_is_reported_at_once():
         ("rl.short.sampler.top_k", 5, ["rl.short", "off-policy", "top_k"]),
         ("rl.short.sampler.top_p", 0.9, ["rl.short", "off-policy", "top_p"]),
         ("rl.short.sampler.temperature", 0.0, ["rl.short", "temperature"]),
+        ("rl.short.sampler.guidance", 0.5, ["rl.short", "without guidance"]),
+        ("rl.short.held_out.remasking", ["static", "entropy"], ["rl.short", "held_out.remasking", "sampler.entropy_bound"]),
+        ("evaluation.remasking", ["plackett_luce"], ["evaluate.", "order_temperature", "order_score"]),
         ("rl.short.max_sampled_groups", 1, ["rl.short", "groups <= max_sampled_groups"]),
         ("rl.short.min_groups", 1000, ["rl.short", "min_groups <= groups"]),
         ("tasks.sets.sums-short.difficulty", [4, 2], ["tasks.sets.sums-short", "difficulty"]),
@@ -174,6 +187,61 @@ def test_every_wrong_entry_is_reported_at_once():
 def test_values_that_do_not_fit_are_named(path, value, told):
     text = error_of(changed(path, value))
     assert all(part in text for part in told), text
+
+
+def with_sampler(**changes: Any) -> dict[str, Any]:
+    data = copy.deepcopy(DATA)
+    data["evaluate"]["sft-short"]["sampler"] = {**data["evaluate"]["sft-short"]["sampler"], **changes}  # others share it
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"threshold": 1.5}, "threshold 1.5 must be in [0, 1]"),
+        ({"confidence": "neg_entropy"}, "threshold 0.9 can never be exceeded"),
+        ({"confidence": "neg_entropy", "threshold": -1.0, "confidence_of": "max"}, "not of a token"),
+        ({"confidence": "margin", "confidence_of": "max"}, "not of a token"),
+        ({"confidence": "filtered"}, "needs top_k of at least 2 or top_p below 1"),
+        ({"confidence": "filtered", "top_k": 1}, "with top_k 1 every confidence is 1"),
+        ({"temperature": 0.0, "top_k": 5}, "at temperature 0 the most likely token is taken"),
+        ({"temperature": 0.0, "confidence": "tempered"}, "at temperature 0 the most likely token is taken"),
+        ({"remasking": "entropy"}, "remasking 'entropy' needs entropy_bound"),
+        ({"remasking": "plackett_luce", "order_score": "max_logit"}, "remasking 'plackett_luce' needs order_temperature"),
+        ({"cache": "window"}, "horizon and refresh_sees belong to cache 'window'"),
+        ({"cache": "window", "horizon": 8}, "horizon and refresh_sees belong to cache 'window'"),
+        ({"horizon": 8, "refresh_sees": "canvas"}, "got cache 'exact', horizon 8"),
+        ({"refresh_every": 4}, "cache 'exact' is never refreshed"),
+    ],
+    ids=str,
+)
+def test_sampler_settings_that_mean_nothing_together_are_refused(changes, told):
+    text = error_of(with_sampler(**changes))
+    assert "evaluate.sft-short.sampler" in text
+    assert told in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"confidence": "neg_entropy", "threshold": -1.0},
+        {"confidence": "filtered", "top_p": 0.9},
+        {"remasking": "entropy", "entropy_bound": 0.5},
+        {"remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "max_logit"},
+        {"cache": "window", "horizon": 0, "refresh_sees": "canvas"},
+        {"cache": "dual", "refresh_every": 4, "guidance": 0.5, "schedule": "dream"},
+    ],
+    ids=str,
+)
+def test_sampler_settings_that_fit_are_accepted(changes):
+    sampler = parse_params(with_sampler(**changes), "").evaluate["sft-short"].sampler
+    assert {name: getattr(sampler, name) for name in changes} == changes
+
+
+def test_rl_on_filtered_samples_is_allowed_where_it_is_asked_for():
+    data = changed("rl.short.allow_filtered", True)
+    data["rl"]["short"]["sampler"] = {**data["rl"]["short"]["sampler"], "top_k": 5}
+    assert parse_params(data, "").rl["short"].sampler.filters
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny import END_IDS, MASK_ID, SAMPLERS, VOCAB_SIZE, sharp_model, tiny_requests, tiny_sampler
-from tracerl.config import Optimizer, SftRound
+from tests.tiny import APPROXIMATE, END_IDS, FULL_ATTENTION, MASK_ID, SAMPLERS, VOCAB_SIZE, sharp_model, tiny_requests, tiny_sampler
+from tracerl.config import Optimizer, Sampler, SftRound
 from tracerl.models.families import FAMILIES
+from tracerl.models.masks import first_live_start
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import predicted_logits, token_logprobs
@@ -31,7 +32,7 @@ from tracerl.types import Trajectory, Views
 
 MODELS = {family: sharp_model(family, torch.float64) for family in FAMILIES}
 BLOCK_CAUSAL = [name for name, family in FAMILIES.items() if family.attention == "block_causal"]
-REMASKING = ["static", "dynamic", "sequential"]
+REMASKING = ["static", "dynamic", "sequential", "entropy", "plackett_luce"]
 PROMPT_LENGTHS = [3, 8, 1, 13, 6, 9, 4, 2, 11]
 
 
@@ -48,7 +49,22 @@ def assert_same(one: Trajectory, other: Trajectory, without: Sequence[str] = ())
 @pytest.mark.parametrize("remasking", REMASKING)
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
 def test_a_row_depends_on_its_own_request_only(family, cache, remasking):
-    model, settings_ = MODELS[family], tiny_sampler(remasking=remasking, temperature=0.7, cache=cache)
+    check_batch_mates(family, tiny_sampler(remasking=remasking, temperature=0.7, cache=cache))
+
+
+@pytest.mark.parametrize("settings_", [*APPROXIMATE.values(), {"guidance": 0.5, "cache": "prefix"}, {"schedule": "dream"}], ids=str)
+@pytest.mark.parametrize("family", FULL_ATTENTION)
+def test_a_row_depends_on_its_own_request_only_with_approximate_caches_too(family, settings_):
+    """Rows are refreshed at different steps, and their windows are of different lengths."""
+    check_batch_mates(family, tiny_sampler(remasking="dynamic", **settings_))
+
+
+def test_a_guided_row_depends_on_its_own_request_only():
+    check_batch_mates("sdar", tiny_sampler(guidance=0.5, cache="exact"))
+
+
+def check_batch_mates(family: str, settings_: Sampler) -> None:
+    model = MODELS[family]
     requests = tiny_requests(PROMPT_LENGTHS)
     alone = [sample(model, END_IDS, [request], settings_)[0] for request in requests]
     assert len({len(trajectory.response_ids) for trajectory in alone}) > 1, "rows must finish at different times"
@@ -81,9 +97,9 @@ def test_a_row_does_not_depend_on_the_lengths_of_its_companions(family, cache):
 def test_the_exact_cache_changes_nothing_but_the_number_of_forwards(family, remasking, block_size):
     model, requests = MODELS[family], tiny_requests(PROMPT_LENGTHS)
     settings_ = tiny_sampler(block_size=block_size, steps_per_block=block_size, remasking=remasking)
-    without, with_cache = (sample(model, END_IDS, requests, settings_.model_copy(update={"cache": c})) for c in (False, True))
+    without, with_cache = (sample(model, END_IDS, requests, settings_.model_copy(update={"cache": c})) for c in ("none", "exact"))
     for one, other in zip(without, with_cache, strict=True):
-        assert_same(one, other, without=["logprobs", "filtered_logprobs", "num_forwards"])
+        assert_same(one, other, without=["logprobs", "filtered_logprobs", "num_forwards", "cache_mode"])
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)  # they are recorded in float32
         np.testing.assert_array_equal(other.logprobs, other.filtered_logprobs)
 
@@ -102,10 +118,11 @@ def test_equal_requests_with_other_keys_give_other_responses():
 def trajectories(draw: st.DrawFn, block_size: int, full: bool) -> Trajectory:
     """Any trajectory a sampler of this block size can make: blocks in order, inside a block any ordered partition."""
     prompt_length, num_blocks = draw(st.integers(1, 2 * block_size + 1)), draw(st.integers(1, 4))
-    end = (prompt_length // block_size + num_blocks) * block_size
+    start = first_live_start(prompt_length, block_size, "full" if full else "block_causal")
+    end = start + num_blocks * block_size
     step_map: list[int] = []
-    for block in range(prompt_length // block_size, end // block_size):
-        inside = min((block + 1) * block_size - prompt_length, block_size)
+    for block in range(num_blocks):
+        inside = block_size - (prompt_length - start if block == 0 else 0)
         drawn = draw(st.lists(st.integers(0, block_size - 1), min_size=inside, max_size=inside))
         ranks = np.unique(drawn, return_inverse=True)[1].reshape(-1)
         step_map += [int(rank) + 1 + max(step_map, default=0) for rank in ranks]

@@ -54,7 +54,7 @@ def sampled(model: Transformer, settings: Sampler, batch_size: int) -> list[list
     return [sample(model, END_IDS, batch, settings) for batch in batches]
 
 
-def settings_for(block_size: int, remasking: str, temperature: float, cache: bool) -> Sampler:
+def settings_for(block_size: int, remasking: str, temperature: float, cache: str) -> Sampler:
     # Static sampling commits two tokens a step, so that a step holds more than one token whatever the confidences are.
     steps = max(block_size // 2, 1) if remasking == "static" else block_size
     return tiny_sampler(
@@ -91,13 +91,13 @@ def test_a_full_canvas_is_replayed_with_the_blocks_never_reached(family):
     """A response that stops in its first of four blocks: full attention saw the three others as masks."""
     model, settings = MODELS[family], tiny_sampler(max_new_tokens=16)
     trajectories = sample(model, END_IDS, tiny_requests([6] * 30), settings)
-    short = [trajectory for trajectory in trajectories if len(trajectory.response_ids) == 2]
-    assert short
     full = model.family.attention == "full"
-    assert {trajectory.canvas_length for trajectory in short} == {24 if full else 8}
+    short = [trajectory for trajectory in trajectories if len(trajectory.response_ids) == (4 if full else 2)]
+    assert short
+    assert {trajectory.canvas_length for trajectory in short} == {22 if full else 8}
     assert replay_error(model, short, views_of(model, short, 4), 1.0) < TOLERANCE
     if full:
-        cut = [replace(trajectory, canvas_length=8) for trajectory in short]
+        cut = [replace(trajectory, canvas_length=10) for trajectory in short]
         assert replay_error(model, cut, views_of(model, cut, 4), 1.0) > 0.1
 
 
@@ -162,7 +162,7 @@ MISTAKES = [
 
 def unfinished_grid(family: str) -> list[Trajectory]:
     """Seven responses whose prompts (of unequal lengths) end inside a block of four."""
-    trajectories = sample(MODELS[family], END_IDS, tiny_requests([5, 6, 7, 9, 10, 11, 3]), settings_for(4, "static", 0.7, False))
+    trajectories = sample(MODELS[family], END_IDS, tiny_requests([5, 6, 7, 9, 10, 11, 3]), settings_for(4, "static", 0.7, "none"))
     assert replay_error(MODELS[family], trajectories, views_of(MODELS[family], trajectories, 4), 0.7) < TOLERANCE
     return trajectories
 

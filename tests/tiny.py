@@ -20,8 +20,15 @@ VOCAB_SIZE = 32
 
 # Families with each cache that is exact for them.
 SAMPLERS = [
-    (name, cache) for name, family in FAMILIES.items() for cache in ([False, True] if family.attention == "block_causal" else [False])
+    (name, cache) for name, family in FAMILIES.items() for cache in (["none", "exact"] if family.attention == "block_causal" else ["none"])
 ]
+FULL_ATTENTION = [name for name, family in FAMILIES.items() if family.attention == "full"]
+APPROXIMATE: dict[str, dict[str, Any]] = {
+    "prefix": {"cache": "prefix"},
+    "dual": {"cache": "dual"},
+    "window": {"cache": "window", "horizon": 3, "refresh_sees": "canvas"},
+    "cut": {"cache": "window", "horizon": 3, "refresh_sees": "window"},
+}
 
 
 def tiny_architecture(family: str, **changes: Any) -> Architecture:
@@ -62,18 +69,29 @@ def sharp_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 1, 
 
 
 def tiny_sampler(**changes: Any) -> Sampler:
+    """Settings for a few small blocks; a remasking mode that needs numbers of its own has them."""
     settings: dict[str, Any] = {
         "block_size": 4,
         "steps_per_block": 4,
+        "schedule": "even",
         "remasking": "static",
         "threshold": 0.5,
+        "entropy_bound": 2.5,
+        "order_temperature": 0.5,
+        "order_score": "max_logprob",
         "confidence": "raw",
+        "confidence_of": "drawn",
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
+        "guidance": 0.0,
+        "opening": "",
         "max_prompt_tokens": 64,
         "max_new_tokens": 12,
-        "cache": False,
+        "cache": "none",
+        "horizon": None,
+        "refresh_every": None,
+        "refresh_sees": None,
         "max_rows": 7,
     }
     return Sampler(**{**settings, **changes})

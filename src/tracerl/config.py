@@ -27,6 +27,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Shares = Annotated[dict[str, Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
 Fraction = Field(ge=0.0, le=1.0)
 Positive = Field(gt=0)
+Remasking = Literal["static", "dynamic", "sequential", "entropy", "plackett_luce"]
 
 
 class TaskSet(Section):
@@ -87,30 +88,91 @@ class Optimizer(Section):
 
 
 class Sampler(Section):
-    """How responses are sampled; see sampling/sampler.py.
+    """How responses are sampled; docs/sampling.md explains every key with its source.
 
     max_new_tokens: response limit, rounded up to whole blocks. max_prompt_tokens: tasks with a longer prompt are left out and counted.
-    steps_per_block: of static sampling. confidence: of the drawn token, under the raw or the tempered distribution.
-    temperature 0 takes the most likely token. top_k 0 and top_p 1 are off. max_rows: responses sampled at once.
+    max_rows: responses sampled at once. opening: text the response is made to begin with ("<think>"), "" for none.
+    steps_per_block, schedule: tokens per step of static, sequential and plackett_luce: spread evenly, or as Dream's noise levels say.
+    threshold: of dynamic. entropy_bound: of entropy, nats. order_temperature, order_score: of plackett_luce.
+    confidence, confidence_of: what ranks positions (sampling/drawing.py). temperature 0 takes the most likely token.
+    top_k 0, top_p 1 and guidance 0 are off.
+    cache: "exact" keeps committed keys where that changes nothing (block-causal families) and nothing elsewhere; "prefix", "dual" and
+    "window" are the approximate caches of full attention. horizon: tokens after the live block that a window sees. refresh_every: steps
+    between full passes of an approximate cache, null for one at the start of each block. refresh_sees: whether those of a window see the
+    whole canvas (as published) or nothing beyond the horizon either.
     """
 
     block_size: int = Positive
     steps_per_block: int = Positive
-    remasking: Literal["static", "dynamic", "sequential"]
-    threshold: float = Fraction
-    confidence: Literal["raw", "tempered"]
+    schedule: Literal["even", "dream"]
+    remasking: Remasking
+    threshold: float
+    entropy_bound: float | None = Field(ge=0.0)
+    order_temperature: float | None = Field(gt=0.0)
+    order_score: Literal["max_logit", "max_logprob"] | None
+    confidence: Literal["raw", "tempered", "filtered", "margin", "neg_entropy"]
+    confidence_of: Literal["drawn", "max"]
     temperature: float = Field(ge=0.0)
     top_k: int = Field(ge=0)
     top_p: float = Field(gt=0.0, le=1.0)
+    guidance: float = Field(ge=0.0)
+    opening: str
     max_prompt_tokens: int = Positive
     max_new_tokens: int = Positive
-    cache: bool
+    cache: Literal["none", "exact", "prefix", "dual", "window"]
+    horizon: int | None = Field(ge=0)
+    refresh_every: int | None = Field(gt=0)
+    refresh_sees: Literal["canvas", "window"] | None
     max_rows: int = Positive
+
+    @property
+    def filters(self) -> bool:
+        """Whether top-k or top-p change the distribution that tokens are drawn from."""
+        return bool(self.top_k) or self.top_p < 1.0
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the cache changes what the model computes."""
+        return self.cache in ("prefix", "dual", "window")
+
+    def missing(self, remasking: str) -> list[str]:
+        """The keys that remasking mode `remasking` needs and this section leaves null."""
+        needs = {"entropy": ["entropy_bound"], "plackett_luce": ["order_temperature", "order_score"]}
+        return [key for key in needs.get(remasking, []) if getattr(self, key) is None]
 
     @model_validator(mode="after")
     def _block_is_finished(self) -> Self:
         if self.steps_per_block > self.block_size:
             raise ValueError(f"steps_per_block {self.steps_per_block} is larger than block_size {self.block_size}")
+        if missing := self.missing(self.remasking):
+            raise ValueError(f"remasking {self.remasking!r} needs {' and '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _confidence_means_something(self) -> Self:
+        if self.confidence == "neg_entropy":
+            if self.threshold > 0.0:
+                raise ValueError(f"threshold {self.threshold} can never be exceeded: confidence 'neg_entropy' is 0 nats at most")
+        elif not 0.0 <= self.threshold <= 1.0:
+            raise ValueError(f"threshold {self.threshold} must be in [0, 1]: confidence {self.confidence!r} is a probability")
+        if self.confidence_of == "max" and self.confidence in ("margin", "neg_entropy"):
+            raise ValueError(f"confidence {self.confidence!r} is that of a distribution, not of a token: set confidence_of to 'drawn'")
+        if self.temperature == 0.0 and (self.filters or self.confidence in ("tempered", "filtered")):
+            raise ValueError(
+                "at temperature 0 the most likely token is taken: top_k, top_p and confidence 'tempered' or 'filtered' say nothing"
+            )
+        if self.confidence == "filtered" and (self.top_k == 1 or not self.filters):
+            raise ValueError("confidence 'filtered' needs top_k of at least 2 or top_p below 1: with top_k 1 every confidence is 1, "
+                             "and without a filter it is 'tempered'")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _cache_has_what_it_needs(self) -> Self:
+        if not (self.cache == "window") == (self.horizon is not None) == (self.refresh_sees is not None):
+            raise ValueError("horizon and refresh_sees belong to cache 'window', which needs both "
+                             f"(got cache {self.cache!r}, horizon {self.horizon}, refresh_sees {self.refresh_sees!r})")  # fmt: skip
+        if self.refresh_every is not None and not self.approximate:
+            raise ValueError(f"cache {self.cache!r} is never refreshed: set refresh_every to null")
         return self
 
 
@@ -200,7 +262,7 @@ class HeldOut(Section):
     every: int = Positive
     num_problems: int = Positive
     bootstrap: int = Positive
-    remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
+    remasking: Annotated[list[Remasking], Field(min_length=1)]
 
 
 class RlRound(Section):
@@ -210,6 +272,7 @@ class RlRound(Section):
     pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
     kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
     than train_block_size (enlargement). optimizer.warmup and decay count optimizer steps.
+    allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
     """
 
     init: str
@@ -229,6 +292,7 @@ class RlRound(Section):
     kl: Literal["k1", "k2", "k3"]
     kl_to: Literal["iteration", "initial"]
     kl_weight: float = Field(ge=0.0)
+    allow_filtered: bool
     reduction: Literal["step", "token", "fixed"]
     micro_batch_tokens: int = Positive
     save_every: int = Positive
@@ -243,8 +307,14 @@ class RlRound(Section):
                 f"train_block_size {self.train_block_size} is not a multiple of the sampler's block_size {self.sampler.block_size}, "
                 "so the views would not hold whole blocks of the rollout"
             )
-        if self.sampler.top_k or self.sampler.top_p < 1.0:
-            raise ValueError("RL on filtered samples is off-policy: set sampler.top_k to 0 and sampler.top_p to 1.0")
+        if self.sampler.filters and not self.allow_filtered:
+            raise ValueError(
+                "RL on filtered samples is off-policy: set sampler.top_k to 0 and sampler.top_p to 1.0, or allow_filtered to true"
+            )
+        if self.sampler.guidance:
+            raise ValueError("RL scores responses without guidance: set sampler.guidance to 0.0")
+        if missing := {key for mode in self.held_out.remasking for key in self.sampler.missing(mode)}:
+            raise ValueError(f"held_out.remasking {self.held_out.remasking} needs sampler.{' and sampler.'.join(sorted(missing))}")
         if self.sampler.temperature <= 0:
             raise ValueError("RL needs sampler.temperature above 0")
         if self.max_sampled_groups < self.groups or self.min_groups > self.groups:
@@ -268,7 +338,7 @@ class EvaluationDefaults(Section):
     num_problems: int = Positive
     num_samples: int = Positive
     batch_size: int = Positive
-    remasking: Annotated[list[Literal["static", "dynamic", "sequential"]], Field(min_length=1)]
+    remasking: Annotated[list[Remasking], Field(min_length=1)]
     bootstrap: int = Positive
 
 
@@ -330,6 +400,9 @@ class Params(Section):
             for name in sets:
                 if name not in self.tasks.sets:
                     raise ValueError(f"{place}: no task set {name!r}; there are {', '.join(sorted(self.tasks.sets))}")
+        for name, evaluation in self.evaluate.items():
+            if missing := {key for mode in self.evaluation.remasking for key in evaluation.sampler.missing(mode)}:
+                raise ValueError(f"evaluate.{name}: evaluation.remasking {self.evaluation.remasking} needs sampler keys {sorted(missing)}")
         traced = {*self.traces.preferred, *self.traces.rollouts}
         for name, item in self.sft.items():
             if item.data == "traces" and not traced.issuperset(item.tasks):

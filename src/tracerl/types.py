@@ -49,7 +49,12 @@ class Trajectory:
     num_tokens: tokens up to and including the first end token; later ones are neither trained, counted nor shown.
     block_size: the block size it was sampled at. canvas_length: P plus every position the sampler saw.
     stop_reason: "end" or "length".
-    num_denoising_forwards, num_forwards: forward passes that chose tokens; all of them, with prefill and cache commits.
+    order_in_step, order_logprobs: of a drawn order (plackett_luce), the 1-based place of each token among those of its step, int32 [R], and
+        the log-probability of drawing it at that place, float32 [R]; their sum over a step is log p of the step's ordered set.
+    cache_mode, cache_horizon: the approximate cache ("prefix", "dual", "window") under which the model saw something else than a scorer
+        will see, or "none" or "exact".
+    num_denoising_forwards, num_forwards: forward passes that chose tokens; all of them, with prefill, cache commits and the passes of
+        guidance.
 
     Example, P = 2, K = 2: prompt_ids [7 9], response_ids [4 1 2 0], step_map [1 2 3 3], num_tokens 3 (2 is the end token).
     """
@@ -65,6 +70,10 @@ class Trajectory:
     stop_reason: str
     num_denoising_forwards: int = 0
     num_forwards: int = 0
+    order_in_step: Ids | None = None
+    order_logprobs: Floats | None = None
+    cache_mode: str = "none"
+    cache_horizon: int | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -72,7 +81,7 @@ class Trajectory:
 
     @property
     def num_steps(self) -> int:
-        """Denoising steps that committed at least one token."""
+        """Denoising steps up to the last commit (on Dream's schedule a step may commit nothing)."""
         return int(self.step_map.max(initial=0))
 
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.tiny import END_IDS, MASK_ID, SAMPLERS, VOCAB_SIZE, chi_square_z, concatenated, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
+from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.models.transformer import CacheWindow, Layout, Transformer
-from tracerl.sampling.sampler import Request, draw, sample
+from tracerl.sampling.drawing import draw
+from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose, static_schedule
 from tracerl.seeds import key_for, uniforms
 from tracerl.types import Trajectory
@@ -62,7 +64,7 @@ def test_committed_tokens_are_never_overwritten(family, cache, remasking):
         with Watched(MODELS[family]) as watched:
             [trajectory] = sample(watched.model, END_IDS, [request], tiny_sampler(remasking=remasking, cache=cache))
         step = 0
-        prefill = [{p: request.prompt_ids[p] for p in range(len(request.prompt_ids) // 4 * 4)}] if cache else []
+        prefill = [{p: request.prompt_ids[p] for p in range(len(request.prompt_ids) // 4 * 4)}] if cache == "exact" else []
         assert watched.passes[: len(prefill)] == prefill
         for shown in watched.passes[len(prefill) :]:
             responding = [p - len(trajectory.prompt_ids) for p in shown if len(trajectory.prompt_ids) <= p < trajectory.canvas_length]
@@ -77,7 +79,7 @@ def test_committed_tokens_are_never_overwritten(family, cache, remasking):
 @pytest.mark.parametrize("block_size", [1, 2, 4, 8])
 def test_a_schedule_finishes_every_block_in_its_number_of_steps(block_size, remasking):
     for steps in range(1, block_size + 1):
-        settings_ = tiny_sampler(block_size=block_size, steps_per_block=steps, remasking=remasking, cache=True)
+        settings_ = tiny_sampler(block_size=block_size, steps_per_block=steps, remasking=remasking, cache="exact")
         requests = tiny_requests(range(1, block_size + 1))
         for trajectory in sample(MODELS["sdar"], (), requests, settings_):
             assert (trajectory.step_map > 0).all()
@@ -175,16 +177,19 @@ def test_a_block_with_an_end_token_is_finished_and_then_the_row_stops(family, ca
     assert {trajectory.stop_reason for trajectory in trajectories} == {"end", "length"}
     for trajectory in trajectories:
         ends = np.flatnonzero(np.isin(trajectory.response_ids, END_IDS))
-        total = len(trajectory.prompt_ids) + len(trajectory.response_ids)
+        start = first_live_start(len(trajectory.prompt_ids), 4, FAMILIES[family].attention)
+        total = len(trajectory.prompt_ids) + len(trajectory.response_ids) - start
         assert total % 4 == 0
         assert (trajectory.step_map > 0).all()
         assert trajectory.stop_reason == ("end" if len(ends) else "length")
         if len(ends):
             assert trajectory.num_tokens == ends[0] + 1
-            assert (len(trajectory.prompt_ids) + ends[0]) // 4 == total // 4 - 1, "the row stops with the block of its first end token"
+            assert (len(trajectory.prompt_ids) - start + ends[0]) // 4 == total // 4 - 1, (
+                "the row stops with the block of its first end token"
+            )
         else:
             assert trajectory.num_tokens == len(trajectory.response_ids)
-            assert total == -(-(len(trajectory.prompt_ids) + 12) // 4) * 4
+            assert total == block_starts_after(len(trajectory.prompt_ids) + 12 - start, 4)
 
 
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
@@ -213,10 +218,10 @@ def test_forwards_are_counted_as_they_happen(family, cache, remasking):
     for request in tiny_requests([1, 3, 4, 6, 8, 9]):
         with Watched(MODELS[family]) as watched:
             [trajectory] = sample(watched.model, END_IDS, [request], tiny_sampler(remasking=remasking, cache=cache))
-        first = len(request.prompt_ids) // 4
-        blocks = (len(request.prompt_ids) + len(trajectory.response_ids)) // 4 - first
+        first = first_live_start(len(request.prompt_ids), 4, FAMILIES[family].attention)
+        blocks = (len(request.prompt_ids) + len(trajectory.response_ids) - first) // 4
         assert trajectory.num_denoising_forwards == trajectory.num_steps == len(set(trajectory.step_map.tolist()))
-        assert trajectory.num_forwards == trajectory.num_steps + (blocks - 1 + (first > 0) if cache else 0)
+        assert trajectory.num_forwards == trajectory.num_steps + (blocks - 1 + (first > 0) if cache == "exact" else 0)
         assert len(watched.passes) == trajectory.num_forwards
 
 
@@ -325,7 +330,8 @@ def test_no_uniform_number_decides_twice(family, cache, monkeypatch):
 
     monkeypatch.setattr("tracerl.sampling.sampler.uniforms", noted)
     sample(MODELS[family], (), tiny_requests([3, 9, 6]), tiny_sampler(block_size=8, steps_per_block=8, cache=cache, max_rows=2))
-    assert len(asked) == (15 + 36) + (28 + 36) + (3 + 36 + 36)  # one position fewer at every step of a block
+    # One position fewer at every step of a block; on the grid the first block holds what the prompt leaves of it.
+    assert len(asked) == ((15 + 36) + (28 + 36) + (3 + 36 + 36) if FAMILIES[family].attention == "block_causal" else 3 * (36 + 36))
     assert len(set(asked)) == len(asked)
 
 

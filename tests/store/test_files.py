@@ -84,7 +84,7 @@ def test_log_probabilities_that_are_unknown_come_back_unknown(tmp_path):
 
 
 def test_rows_hold_everything_about_a_response(tmp_path):
-    written = rollouts(top_k=3, temperature=0.7, remasking="dynamic", cache=True)
+    written = rollouts(top_k=3, temperature=0.7, remasking="dynamic", cache="exact")
     write_rollouts(tmp_path / "rollouts.parquet", rollout_table(written))
     table = read_rollouts(tmp_path / "rollouts.parquet")
     assert table.schema.equals(ROLLOUTS)

@@ -8,7 +8,7 @@ from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify import verify
-from tracerl.sampling.sampler import Request, sample
+from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
 from tracerl.types import Rollout, Task
 
@@ -36,7 +36,7 @@ def respond(
     """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only."""
     requests, owners = [], []
     for task in tasks:
-        prompt = tokenizer.prompt_ids(task.prompt)
+        prompt = opened_prompt(task.prompt, tokenizer, settings)
         for index in range(num_samples):
             requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
             owners.append((task, index))
@@ -66,12 +66,17 @@ def respond(
     return rollouts
 
 
+def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:
+    """Ids of a prompt and of the opening that every response is made to begin with: context for the model, not a decision of it."""
+    return [*tokenizer.prompt_ids(prompt), *(tokenizer.encode(settings.opening) if settings.opening else [])]
+
+
 def within_prompt_limit(tasks: Sequence[Task], tokenizer: Tokenizer, settings: Sampler, where: str) -> tuple[list[Task], int]:
     """The tasks whose prompt fits `max_prompt_tokens`, and how many do not.
 
     Raises DataError if none fits.
     """
-    kept = [task for task in tasks if len(tokenizer.prompt_ids(task.prompt)) <= settings.max_prompt_tokens]
+    kept = [task for task in tasks if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens]
     if tasks and not kept:
         raise DataError("every prompt is longer than the limit", where=where, got=f"{len(tasks)} tasks",
                         wanted=f"prompts of at most {settings.max_prompt_tokens} tokens", do="raise sampler.max_prompt_tokens")  # fmt: skip
@@ -80,6 +85,5 @@ def within_prompt_limit(tasks: Sequence[Task], tokenizer: Tokenizer, settings: S
 
 def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
     """The sampler's settings as columns of the store."""
-    exact = settings.cache and model.family.attention == "block_causal"
-    kept = settings.model_dump(exclude={"block_size", "cache", "max_rows", "max_prompt_tokens"})
-    return {**kept, "cache_mode": "exact" if exact else "none", "cache_horizon": None}
+    kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
+    return {**kept, "cache_mode": cache_mode(model, settings), "cache_horizon": settings.horizon}

@@ -21,6 +21,14 @@ def block_starts_after(length: int, block_size: int) -> int:
     return -(-length // block_size) * block_size
 
 
+def first_live_start(prompt_length: int, block_size: int, attention: Attention) -> int:
+    """Where the first block that is sampled starts: on the grid if attention is block-causal, at the response if it is full.
+
+    Full attention has no grid to keep: its blocks are an order of sampling only, and the published samplers start them at the response.
+    """
+    return prompt_length // block_size * block_size if attention == "block_causal" else prompt_length
+
+
 def attention_blocks(positions: torch.Tensor, block_size: int, attention: Attention) -> torch.Tensor:
     """Attention block of each absolute position: the grid's block if attention is block-causal, one block for all if it is full."""
     return positions // block_size if attention == "block_causal" else torch.zeros_like(positions)

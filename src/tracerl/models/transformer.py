@@ -60,12 +60,12 @@ class Layout:
 
 
 class KeyValueCache:
-    """Keys and values of committed tokens: per layer [num_rows, max_length, num_kv_heads, head_dim], written in place."""
+    """Keys and values: per layer [num_rows, max_length + 1, num_kv_heads, head_dim], written in place. The last column is spare."""
 
     def __init__(self, model: "Transformer", num_rows: int, max_length: int) -> None:
         arch, weight = model.architecture, model.model.embed_tokens.weight
-        shape = (num_rows, max_length, arch.num_kv_heads, arch.head_dim)
-        self.max_length = max_length
+        shape = (num_rows, max_length + 1, arch.num_kv_heads, arch.head_dim)
+        self.max_length = self.spare_column = max_length
         self.keys = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
         self.values = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
 
@@ -80,11 +80,24 @@ class CacheWindow:
     """One forward pass through a cache: keys and values are written to rows [first_row, first_row + B) at the layout's positions.
 
     length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only (prefill).
+    rows: int64 [B], the rows where they do not follow each other. columns: int64 [B, L], where keys and values are written if that is not
+    at the positions; `KeyValueCache.spare_column` takes those that nobody may read.
     """
 
     cache: KeyValueCache
     first_row: int
     length: int
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+
+    def exchange(self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes this pass's keys and values [B, L, H_kv, D] of a layer and returns those that its queries see."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        rows: slice | torch.Tensor = slice(self.first_row, self.first_row + len(key)) if self.rows is None else self.rows
+        numbers = torch.arange(rows.start, rows.stop, device=key.device) if isinstance(rows, slice) else rows
+        at = numbers.unsqueeze(1), positions if self.columns is None else self.columns
+        keys[at], values[at] = key, value
+        return (keys[rows, : self.length], values[rows, : self.length]) if self.length else (key, value)
 
 
 class RMSNorm(nn.Module):
@@ -117,12 +130,7 @@ class SelfAttention(nn.Module):
         key = rotate(self.k_norm(self.k_proj(x).view(b, length, -1, self.head_dim)), rotary)
         value = self.v_proj(x).view(b, length, -1, self.head_dim)
         if window is not None:
-            keys, values = window.cache.keys[self.layer], window.cache.values[self.layer]
-            rows = slice(window.first_row, window.first_row + b)
-            at = torch.arange(rows.start, rows.stop, device=x.device).unsqueeze(1), layout.positions
-            keys[at], values[at] = key, value
-            if window.length:
-                key, value = keys[rows, : window.length], values[rows, : window.length]
+            key, value = window.exchange(self.layer, layout.positions, key, value)
         out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
         projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, -1))
         return projected

@@ -66,8 +66,8 @@ def _row(rollout: Rollout) -> dict[str, Any]:
         "task_set": rollout.task.task_set,
         **{name: getattr(trajectory, name) for name in lists},
         "filtered_logprobs": trajectory.filtered_logprobs if filtered else None,
-        "order_in_step": None,
-        "order_logprobs": None,
+        "order_in_step": trajectory.order_in_step,
+        "order_logprobs": trajectory.order_logprobs,
         **{name: getattr(trajectory, name) for name in scalars},
         **settings,
     }
@@ -88,4 +88,8 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         stop_reason=row["stop_reason"],
         num_denoising_forwards=row["num_denoising_forwards"],
         num_forwards=row["num_forwards"],
+        order_in_step=None if row["order_in_step"] is None else np.array(row["order_in_step"], dtype=np.int32),
+        order_logprobs=None if row["order_logprobs"] is None else np.array(row["order_logprobs"], dtype=np.float32),
+        cache_mode=row["cache_mode"],
+        cache_horizon=row["cache_horizon"],
     )
