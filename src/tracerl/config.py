@@ -343,9 +343,10 @@ class EvaluationDefaults(Section):
 
 
 class Report(Section):
-    """num_traces: responses shown per round in the order in which they were unmasked."""
+    """num_traces: responses shown per round in the order in which they were unmasked. num_played: per round, in reports/traces.html."""
 
     num_traces: int = Field(ge=0)
+    num_played: int = Field(ge=0)
 
 
 class Validation(Section):
