@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracerl.seeds import generator_for
-from tracerl.store.files import ROWS_PER_GROUP, seal, write_rollouts, write_tasks
+from tracerl.store.files import write_rollouts, write_tasks
+from tracerl.store.parquet import ROWS_PER_GROUP, seal
 from tracerl.store.schema import ROLLOUTS
 from tracerl.types import Task
 

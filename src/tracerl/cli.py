@@ -168,6 +168,36 @@ def accept(root: Root = Path(".")) -> None:
 
 
 @app.command()
+def watch(
+    root: Root = Path("."),
+    every: Annotated[int, typer.Option(metavar="SECONDS", min=1, help="How often the curves are read.")] = 5,
+    once: Annotated[bool, typer.Option("--once", help="Write the page once and end.")] = False,
+) -> None:
+    """Draw the curves of the stages that are running, in a page that reloads itself, until Ctrl-C.
+
+    \b
+    Examples:
+      tracerl watch
+      tracerl watch --every 30
+    """
+    import time
+
+    from tracerl.reporting.live import render_live
+    from tracerl.store.workspace import write_text
+
+    page = root / "data" / "scratch" / "watch.html"
+    print(f"Open {page} in a browser; Ctrl-C ends.")
+    while True:
+        write_text(page, render_live(root / "data" / "scratch", every))
+        if once:
+            return
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:
+            return
+
+
+@app.command()
 def trace(
     condition: Annotated[
         str, typer.Argument(metavar="CONDITION", help="SQL condition on a response of the views rollouts, evals and traces.")

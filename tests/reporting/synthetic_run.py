@@ -37,6 +37,7 @@ SETTINGS: dict[str, object] = {
     "cache_mode": "exact",
     "cache_horizon": None,
     "refresh_every": None,
+    "refresh_sees": None,
 }
 
 

@@ -90,6 +90,7 @@ ROLLOUTS = pa.schema(
         pa.field("cache_mode", pa.string(), nullable=False),
         pa.field("cache_horizon", pa.int32()),
         pa.field("refresh_every", pa.int32()),
+        pa.field("refresh_sees", pa.string()),
     ],
     metadata=_META,
 )
@@ -126,6 +127,7 @@ MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
             "guidance": "0.0::DOUBLE",
             "opening": "''",
             "refresh_every": "NULL::INTEGER",
+            "refresh_sees": "NULL::VARCHAR",
         },
     },
 }
