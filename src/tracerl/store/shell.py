@@ -93,7 +93,7 @@ def completions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
 
 
 class NameCompleter(Completer):
-    """Names that start with the word before the cursor, then those that hold it."""
+    """Names that start with the word before the cursor, views before others, then those that hold it."""
 
     def __init__(self, words: dict[str, str]) -> None:
         self.words = words
@@ -104,7 +104,7 @@ class NameCompleter(Completer):
         typed = document.text if dotted else word
         if not typed:
             return
-        first = sorted(name for name in self.words if name.startswith(typed))
+        first = sorted((name for name in self.words if name.startswith(typed)), key=lambda name: (self.words[name] != "view", name))
         later = sorted(name for name in self.words if typed in name and not name.startswith(typed) and len(typed) > 2)
         for name in [*first, *later]:
             yield Completion(name, start_position=-len(typed), display_meta=self.words[name])
