@@ -19,7 +19,8 @@ from tests.tiny_run import ROOT, digests, tiny_params, write_params
 pytestmark = [pytest.mark.xdist_group("pipeline"), pytest.mark.timeout(600)]
 
 STAGES = ["tasks", "base", "traces", "sft@short", "rl@short", "sft@long", "rl@long", "rl@enlarge", "rl@wide",
-          "evaluate@rl-short", "evaluate@wide-k8", "report"]  # fmt: skip
+          "evaluate@rl-short", "evaluate@wide-k8", "validate@tasks", "validate@traces", "validate@rollouts", "validate@evals",
+          "report"]  # fmt: skip
 
 
 def dvc(folder: Path, *arguments: str) -> str:
@@ -44,6 +45,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"))
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
+    (folder / "reports").mkdir()
+    shutil.copy(ROOT / "reports" / "baseline.json", folder / "reports")
     params = tiny_params()
     params["evaluate"] = {name: params["evaluate"][name] for name in ("rl-short", "wide-k8")}
     params["tasks"]["sets"]["sums-short"]["path"] = "data/raw/easy.jsonl"
@@ -52,7 +55,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "easy.jsonl").rename(folder / "data" / "raw" / "easy.jsonl")
     git(folder, "init", "--quiet")
     dvc(folder, "remote", "add", "--quiet", "--default", "store", str(folder.parent / "store"))
-    assert sorted(stages_run(dvc(folder, "repro"))) == sorted(STAGES)
+    order = stages_run(dvc(folder, "repro"))
+    assert sorted(order) == sorted(STAGES)
+    (folder / "order").write_text("\n".join(order))
     commit(folder, "first")
     return folder
 
@@ -88,13 +93,34 @@ def test_a_second_run_does_nothing(project: Path) -> None:
     assert "up to date" in dvc(project, "status")
 
 
+def test_every_data_set_passed_and_what_reads_it_waited(project: Path) -> None:
+    order = (project / "order").read_text().split()
+    assert order.index("validate@tasks") < order.index("base")
+    assert order.index("validate@traces") < order.index("sft@short")
+    assert order.index("report") == len(order) - 1
+    for dataset in ("tasks", "traces", "rollouts", "evals"):
+        assert json.loads((project / "reports" / "validation" / f"{dataset}.json").read_text())["success"] is True
+
+
+def test_a_changed_bound_reruns_the_validation_and_the_report_only(project: Path) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["validation"]["drift"] = 0.4
+    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    validations = ["validate@evals", "validate@rollouts", "validate@tasks", "validate@traces"]
+    assert sorted(stages_run(dvc(project, "repro"))) == ["report", *validations]
+
+
 def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
     """An SFT round: its steps always move the weights, where an RL round of so small a model may find no group to learn from."""
     params = yaml.safe_load((project / "params.yaml").read_text())
     optimizer = params["sft"]["long"]["optimizer"]  # the file's anchors make it the very dictionary of other rounds
     params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    assert stages_run(dvc(project, "repro")) == ["sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
+    rerun = stages_run(dvc(project, "repro"))
+    assert [stage for stage in rerun if not stage.startswith("validate")] == [
+        "sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"
+    ]  # fmt: skip
+    assert sorted(stage for stage in rerun if stage.startswith("validate")) == ["validate@evals", "validate@rollouts"]
 
 
 def test_git_holds_code_params_and_reports_and_dvc_the_data(project: Path) -> None:
