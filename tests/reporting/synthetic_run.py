@@ -18,15 +18,24 @@ ROOT = Path(__file__).parents[2]
 PROMPTS = {"4+7+5=": "11;16;#16", "9+2+6=": "11;17;#17", "(2+3)*4-5=": "2+3=5;5*4=20;20-5=15;#15", "3*3+8=": "3*3=9;9+8=17;#17"}
 SETTINGS: dict[str, object] = {
     "steps_per_block": 4,
+    "schedule": "even",
     "remasking": "dynamic",
     "threshold": 0.9,
+    "entropy_bound": None,
+    "order_temperature": None,
+    "order_score": None,
     "confidence": "raw",
+    "confidence_of": "drawn",
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
+    "guidance": 0.0,
+    "opening": "",
     "max_new_tokens": 36,
     "cache_mode": "exact",
     "cache_horizon": None,
+    "refresh_every": None,
+    "refresh_sees": None,
 }
 
 

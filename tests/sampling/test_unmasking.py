@@ -172,14 +172,14 @@ def test_a_recorded_order_replays(family, cache, order_score):
             blocks = attention_blocks(positions, 4, model.family.attention)
             hidden = model(canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN))[0]
             logits = model.logits(hidden[predictor_positions(prompt + torch.tensor(open_), model.family)])
-            values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values / settings_.order_temperature
+            values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values / 0.5
             scores = dict(zip(open_, values.tolist(), strict=True))
-            for token in mine:
+            for token in map(int, mine):
                 wanted = scores[token] - np.log(sum(np.exp(v) for v in scores.values()))
                 assert trajectory.order_logprobs[token] == pytest.approx(wanted, abs=1e-5)
                 forced += len(scores) == 1
                 assert (len(scores) > 1) or trajectory.order_logprobs[token] == 0.0
-                del scores[int(token)]
+                del scores[token]
         assert forced > 0
 
 
