@@ -100,9 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     prompts = [generator_for(1, "prompt", i).integers(1, options.vocabulary, size=options.prompt).tolist() for i in range(options.rows)]
     requests = [Request(prompt, key_for(1, "noise", i)) for i, prompt in enumerate(prompts)]
-    print(
-        f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, blocks of {options.block_size}, {options.device}"
-    )
+    print(f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, blocks of {options.block_size}")
     print(f"{options.device + ' seconds':28}{'tokens/s':>10}{'ratio':>8}{'forwards':>10}{'tokens per forward':>20}")
     for family, modes in MODES.items():
         model = model_of(family, options)
