@@ -390,3 +390,19 @@ def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes
 def test_every_method_parses_with_its_own_keys():
     for method in METHOD_KEYS:
         assert round_of(method).method == method
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("compute.device", "tpu", "compute.device"),
+        ("compute.attention", "fast", "compute.attention"),
+        ("base.token_ids.end", [], "base.token_ids.end"),
+        ("base.token_ids.mask", -1, "base.token_ids.mask"),
+        ("sft.short.lora", {"rank": 0, "alpha": 1.0, "dropout": 0.0, "targets": ["q_proj"]}, "sft.short.lora.rank"),
+        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "dropout": 0.0, "targets": ["query"]}, "rl.short.lora.targets"),
+        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]}, "rl.short.lora.dropout"),
+    ],
+)
+def test_where_and_what_models_are_is_checked(path, value, told):
+    assert told in error_of(changed(path, value))

@@ -12,6 +12,7 @@ from tracerl.config import Params, parse_params
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, new_model
+from tracerl.models.value import ValueModel
 from tracerl.reporting.doctor import Need, machine, needs
 from tracerl.seeds import generator_for
 
@@ -59,6 +60,23 @@ def test_adapters_need_state_for_themselves_only():
     trained = 2 * (2 * (32 + 32) + 2 * (64 + 32))  # two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32
     assert found["rl@short"].state == 3 * 4 * trained
     assert found["rl@short"].weights == found["rl@long"].weights + 4 * trained
+
+
+def test_a_value_model_and_a_reference_are_counted():
+    data = tiny_params()
+    plain = by_stage(parse_params(data, ""))["rl@short"]
+    data["rl"]["short"]["kl_to"] = "initial"
+    found = by_stage(parse_params(data, ""))["rl@short"]
+    assert (found.weights, found.state) == (2 * plain.weights, plain.state)
+    critic = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 0.2, "every": 1, "updates": 1}
+    data["rl"]["short"].update(advantages="gae", kl_to="iteration", value={**critic, "optimizer": data["rl"]["short"]["optimizer"]})
+    found = by_stage(parse_params(data, ""))["rl@short"]
+    params = parse_params(data, "")
+    tokenizer = character_tokenizer()
+    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0)
+    value = sum(p.numel() for p in ValueModel(new_model(shape, generator_for(1))).parameters())
+    assert found.weights == plain.weights + 4 * value
+    assert found.state == plain.state + 3 * 4 * value
 
 
 def test_an_imported_checkpoint_is_measured_by_its_config(tmp_path):

@@ -93,7 +93,7 @@ FAMILIES: dict[str, Family] = {
             parameter_names={},
             config_constants={"architectures": ["SDARForCausalLM"]},
             default_head_dim=128,
-            end_tokens=(),
+            end_tokens=("<|im_end|>", "<|endoftext|>"),
         ),
         Family(
             name="llada",

@@ -43,6 +43,8 @@ _PLAIN: dict[str, Any] = {
     "layer_replication": None,
     "alora_invocation_tokens": None,
 }
+# Ways to start adapters that take something out of the base's weights: added to the base as it was, they are wrong.
+_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass
@@ -180,9 +182,12 @@ def settings_of(config: Mapping[str, Any], names: list[str], model: "Transformer
     Raises CheckpointError for kinds of adapters that are not read.
     """
     unsupported = {key: config[key] for key, plain in _PLAIN.items() if config.get(key) and config[key] != plain}
+    start = "init_lora_weights"
+    if str(config.get(start)).startswith(_CHANGE_THE_BASE):
+        unsupported[start] = config[start]
     if unsupported:
         raise CheckpointError("the adapter is of a kind that is not read", where=where, got=unsupported,
-                              wanted={key: _PLAIN[key] for key in unsupported})  # fmt: skip
+                              wanted={key: _PLAIN.get(key, True) for key in unsupported})  # fmt: skip
     by_name = {f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path for path, _ in _paths(model)}
     targets = set()
     for name in names:

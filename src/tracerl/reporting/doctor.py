@@ -93,8 +93,10 @@ def _needs(params: Params, arch: Architecture, dtype: torch.dtype) -> Iterator[N
         yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
     for name, rl in params.rl.items():
         need = _training(f"rl@{name}", rl, rl.lora, arch, dtype)
-        copies = 2 if rl.kl_to == "initial" else 1
-        yield Need(need.stage, need.weights + (copies - 1) * weights, need.state, max(need.passes, _sampling(rl.sampler, arch, dtype)))
+        reference = weights if rl.kl_to != "iteration" else 0
+        value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
+        own, state = need.weights + reference + value * dtype.itemsize, need.state + 3 * value_state * dtype.itemsize
+        yield Need(need.stage, own, state, max(need.passes, _sampling(rl.sampler, arch, dtype)))
     for name, one in params.evaluate.items():
         yield Need(f"evaluate@{name}", weights, 0, _sampling(one.sampler, arch, dtype))
 
@@ -118,6 +120,14 @@ def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
         if lora is not None:
             add_adapters(model, Adapters(lora, Path(), ""))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _value_model(arch: Architecture, lora: Lora | None) -> tuple[int, int]:
+    """All parameters of a value model, which has a scalar head for the LM head, and those that are trained."""
+    vocabulary = 0 if arch.tie_embeddings else arch.vocab_size * arch.hidden_size
+    head, adapters = arch.hidden_size + 1, _num_parameters(arch, lora) if lora is not None else 0
+    whole = _num_parameters(arch, None) - vocabulary + head + adapters
+    return whole, whole if lora is None else adapters + head
 
 
 def _training(stage: str, settings: Training | RlRound, lora: Lora | None, arch: Architecture, dtype: torch.dtype) -> Need:

@@ -124,7 +124,7 @@ def train_rl(
         curves["train"].append(row)
         if iteration % settings.held_out.every == 0 or iteration == settings.iterations:
             curves["held_out"] += rounds.held_out(test_tasks, iteration)
-        if iteration % settings.save_every == 0 or iteration == settings.iterations:
+        if iteration % settings.save_every == 0 or iteration == settings.iterations or workspace.stopping():
             workspace.save(rounds.state(trainer), {"curves": curves, "iteration": iteration, "synced": synced})
         on_iteration(iteration, settings.iterations, f"reward {row['reward']:.2f}")
     return curves

@@ -9,7 +9,7 @@ t ~ U(0, 1) it is the evidence bound exactly; of the run of end tokens that clos
 null), further padding does not exist.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,19 +49,20 @@ def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     )
 
 
-def completed(trajectory: Trajectory, block_size: int, end_ids: Sequence[int], end_tokens: int | None = None) -> Trajectory:
-    """The trajectory filled with end tokens to a whole block, the closing run of end tokens made trainable.
+def completed(trajectory: Trajectory, block_size: int, tokenizer: Tokenizer, end_tokens: int | None = None) -> Trajectory:
+    """The trajectory filled with padding to a whole block, the closing run of end and pad tokens made trainable.
 
     end_tokens: how many of that run are, the first included; null for all. What a sampler wrote after its end token stays as it is and,
-    unless it is more end tokens, untrained.
+    unless it is more of those, untrained.
     """
+    closing = (*tokenizer.end_ids, tokenizer.pad_id)
     total = block_starts_after(len(trajectory.prompt_ids) + len(trajectory.response_ids), block_size)
     fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
-    ids = np.concatenate([trajectory.response_ids, np.full(fill, end_ids[0], dtype=np.int32)])
+    ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
     steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
     trainable = trajectory.num_tokens
     most = len(ids) if end_tokens is None else min(len(ids), trajectory.num_tokens - 1 + end_tokens)
-    while trajectory.stop_reason == "end" and trainable < most and ids[trainable] in end_ids:
+    while trajectory.stop_reason == "end" and trainable < most and ids[trainable] in closing:
         trainable += 1
     return replace(trajectory, response_ids=ids, step_map=steps, num_tokens=trainable, canvas_length=max(total, trajectory.canvas_length))
 
@@ -86,20 +87,22 @@ def train_sft(
                           got=model.family.name, wanted=", ".join(f.name for f in FAMILIES.values() if f.shift))  # fmt: skip
     trainer = Trainer(model.train(), settings.optimizer, settings.num_steps)
     curve: list[dict[str, Any]] = []
+    recent: list[float] = []  # losses since the curve's last row
     if saved := workspace.load():
         trainer.load_state(saved[0])
-        curve = saved[1]["curve"]
-    recent: list[float] = []  # losses since the last save
+        curve, recent = saved[1]["curve"], saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
         seed_dropout(model, key_for(seed, stage, "dropout", trainer.num_steps))
         stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
         done = trainer.num_steps
-        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
-        if done % settings.save_every == 0 or done == settings.num_steps:
+        due = done % settings.save_every == 0 or done == settings.num_steps
+        if due:
             curve.append({"step": done, "loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr})
             recent = []
-            workspace.save(trainer.state(), {"curve": curve})
+        if due or workspace.stopping():
+            workspace.save(trainer.state(), {"curve": curve, "recent": recent})
+        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
     model.eval()
     return curve
 
@@ -113,7 +116,7 @@ def _micro_batches(
     shares = np.array([settings.tasks[name] for name in examples])
     sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
     pools = list(examples.values())
-    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer.end_ids, settings.end_tokens) for i in sets]
+    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer, settings.end_tokens) for i in sets]
     plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]

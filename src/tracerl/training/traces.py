@@ -26,7 +26,7 @@ def preferred_solutions(
     rollouts = []
     for start in range(0, len(tasks), settings.batch_size):
         batch = tasks[start : start + settings.batch_size]
-        known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer.end_ids) for task in batch]
+        known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer) for task in batch]
         ordered = preferred_order(model, known, settings.block_size, settings.pick, settings.step_tokens)
         rollouts += [occasion.row(task, 0, t, task.solution, correct, recorded) for task, t in zip(batch, ordered, strict=True)]
         on_done(len(batch))
