@@ -10,7 +10,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from tracerl.config import Params, load_params, parse_params
+from tests.rounds import round_of
+from tracerl.config import METHOD_KEYS, Params, load_params, parse_params
 from tracerl.errors import ParamsError
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
@@ -357,6 +358,38 @@ def test_no_number_that_changes_results_has_a_default_in_code():
         return found + [name for part in inner for name in defaults(part, seen)]
 
     assert defaults(Params, set()) == []
+
+
+def with_method(**changes: Any) -> Any:
+    """The shipped params with rl.short changed in several keys at once."""
+    data = copy.deepcopy(DATA)
+    data["rl"]["short"].update(changes)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"method": "random"}, ["rl.short", "method 'random' needs copies, noise"]),
+        ({"method": "tracerl", "copies": 2}, ["copies say nothing to method 'tracerl'"]),
+        ({"method": "gdpo", "copies": 1, "nodes": 3}, ["method 'gdpo' has ratio sequence, not 'token'"]),
+        ({"method": "random", "copies": 1, "noise": [0.9, 0.1]}, ["noise must be a range inside [0, 1]"]),
+        ({"method": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]}, ["remasking to 'plackett_luce'"]),
+        ({"kl_to": "synced"}, ["sync_every belongs to kl_to 'synced'"]),
+        ({"sync_every": 8}, ["sync_every belongs to kl_to 'synced'"]),
+        ({"advantages": "gae"}, ["a value model belongs to advantages 'gae'"]),
+        ({"ratio": "response"}, ["rl.short.ratio"]),
+        ({"num_pad": -1}, ["rl.short.num_pad"]),
+    ],
+)
+def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes, parts):
+    text = error_of(with_method(**changes))
+    assert all(part in text for part in parts), text
+
+
+def test_every_method_parses_with_its_own_keys():
+    for method in METHOD_KEYS:
+        assert round_of(method).method == method
 
 
 @pytest.mark.parametrize(
