@@ -61,7 +61,7 @@ class Served:
 
     def ended(self, run: str) -> Any:
         """The final state of a run."""
-        return wait_for(lambda: state if (state := self.state(run))["type"] in FINAL else None, f"the end of {run}: {self.log}", 400)
+        return wait_for(lambda: state if (state := self.state(run))["type"] in FINAL else None, f"the end of {run}: {self.log}", 900)
 
     def finished(self, deployment: str = "full", **parameters: Any) -> tuple[str, Any]:
         """(id, final state) of a run from beginning to end."""

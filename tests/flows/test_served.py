@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from tests.flows.browser import BINARY, Page, browser
-from tests.flows.project import NUM_WIDE, command, commit, git, make_project, slow_value
+from tests.flows.project import NUM_WIDE, command, commit, git, make_project, slow_processes, slow_value
 from tests.flows.served import Served, serving, wait_for
 
-pytestmark = [pytest.mark.xdist_group("served"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.xdist_group("served"), pytest.mark.timeout(1800)]
 
 STAGES = {"start", "slow", "fragile", "after", "report", *(f"wide@{i}" for i in range(NUM_WIDE))}
 WIDE = [f"wide@{i}" for i in range(NUM_WIDE)]
@@ -207,16 +207,6 @@ def slow_is_at(served: Served, iterations: int, unit: int) -> None:
     wait_for(lambda: len(units(served, iterations)) >= unit, f"unit {unit} of {iterations}: {served.log}", 300)
 
 
-def slow_processes(served: Served) -> list[psutil.Process]:
-    """Processes of the slow stage anywhere on the machine: the orphans too."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
-        info = process.info
-        if info["cwd"] == str(served.folder) and "slow.py" in " ".join(info["cmdline"] or []) and info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
 def is_right(served: Served, iterations: int) -> None:
     """The slow stage's result is what an undisturbed run gives, and no unit that had been saved was done twice."""
     assert (served.folder / "data" / "slow.txt").read_text() == f"{slow_value(iterations)}\n"
@@ -229,7 +219,7 @@ def test_a_cancel_in_the_ui_stops_the_tree_and_the_next_run_goes_on_from_there(s
     slow_is_at(served, 31, 8)
     served.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     started = time.monotonic()
-    wait_for(lambda: not slow_processes(served), "the stage to end", 15)
+    wait_for(lambda: not slow_processes(served.folder), "the stage to end", 15)
     assert time.monotonic() - started < 15
     assert served.ended(run)["type"] == "CANCELLED"
     assert served.outcomes(run) == {"slow": "Cancelled"}
@@ -257,7 +247,7 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
     served.start(targets=["slow"], overrides={"rl.short.iterations": 33})
     slow_is_at(served, 33, 6)
     served.flow_process().kill()
-    wait_for(lambda: not slow_processes(served), "the orphaned stage to end", 15)
+    wait_for(lambda: not slow_processes(served.folder), "the orphaned stage to end", 15)
     before = units(served, 33)
     programs = {
         "first": ["flows.pipeline", "slow"],
@@ -272,7 +262,7 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
                                              stdout=output, stderr=subprocess.STDOUT)  # fmt: skip
         if name == "second":
             slow_is_at(served, 33, len(before) + 1)
-    codes = {name: process.wait(timeout=400) for name, process in running.items()}
+    codes = {name: process.wait(timeout=900) for name, process in running.items()}
     said = {name: path.read_text() for name, path in outputs.items()}
     assert codes["first"] == codes["second"] == 0, said
     assert "Waiting: another flow run works in this folder" in said["first"] + said["second"]
