@@ -24,8 +24,8 @@ def test_a_page_of_curves_before_and_after_needs_no_network(tmp_path: Path) -> N
     curves.mkdir()
     (curves / "a.tsv").write_text("iteration\treward\n1\t0.1\n2\t0.3\n")
     (curves / "b.tsv").write_text("iteration\tremasking\taccuracy\n0\tstatic\t0.1\n0\tdynamic\t0.2\n9\tstatic\t0.5\n9\tdynamic\t0.4\n")
-    plots = "plots:\n  - reports/curves/a.tsv: {x: iteration, y: reward}\n  - reports/curves/b.tsv: {x: iteration, y: accuracy, template: scatter}\n"
-    (folder / "dvc.yaml").write_text(plots)
+    of_reward, of_accuracy = "{x: iteration, y: reward}", "{x: iteration, y: accuracy, template: scatter}"
+    (folder / "dvc.yaml").write_text(f"plots:\n  - reports/curves/a.tsv: {of_reward}\n  - reports/curves/b.tsv: {of_accuracy}\n")
     git(folder, "init", "--quiet")
     for name, value in {"user.name": "test", "user.email": "test@localhost"}.items():
         git(folder, "config", name, value)
