@@ -48,7 +48,7 @@ class Served:
         return {**environment(self.folder), "PREFECT_API_URL": f"{self.ui}/api"}
 
     def deployment(self, name: str) -> Any:
-        return self.get(f"/deployments/name/pipeline/{name}")
+        return self.get(f"/deployments/name/{'experiments' if name == 'grid' else 'pipeline'}/{name}")
 
     def start(self, deployment: str = "full", **parameters: Any) -> str:
         """Asks for a run of a deployment, as the button in the UI does; returns its id."""

@@ -197,6 +197,39 @@ def test_a_schedule_added_as_in_the_ui_fires_and_what_ran_before_is_restored(ser
     assert git(served.folder, "status", "--porcelain", "dvc.lock", "reports") == ""
 
 
+def test_a_grid_makes_each_experiment_once_and_compares_them(served: Served, first_run: str) -> None:
+    before = git(served.folder, "status", "--porcelain")
+    grid = {"rl.short.iterations": [3, 4]}
+    run, state = served.finished("grid", grid=grid, targets=["slow"], max_parallel=2)
+    assert state["type"] == "COMPLETED", served.messages(run)
+    assert set(served.outcomes(run).values()) == {"Ran"}
+    again, state = served.finished("grid", grid=grid, targets=["slow"])
+    assert state["message"] == "2 of 2 experiments are there"
+    assert set(served.outcomes(again).values()) == {"Cached"}
+    table = served.artifacts(again)["experiments-grid"]["data"]
+    assert "| rl.short.iterations | slow value |" in table
+    assert f"| 3 | {slow_value(3)} |" in table
+    assert f"| 4 | {slow_value(4)} |" in table
+    assert (served.folder / "reports" / "experiments" / "grid.html").read_text().count("<polyline") == 1
+    assert not list((served.folder / ".dvc" / "tmp" / "cells").iterdir())
+    assert git(served.folder, "status", "--porcelain") == before + "?? reports/experiments/\n", "the workspace was touched"
+
+
+def test_dvcs_own_commands_know_the_experiments_and_what_changed(served: Served, first_run: str) -> None:
+    names = dvc(served, "exp", "list", "--name-only").split()
+    assert len(names) == 2
+    (three,) = [name for name in names if "iterations-3" in name]
+    assert three in dvc(served, "exp", "show", "--md")
+    change = json.loads(dvc(served, "exp", "diff", "HEAD", three, "--json"))
+    assert change["metrics"]["reports/metrics/slow.json"]["value"]["new"] == slow_value(3)
+    assert change["params"]["params.yaml"]["rl.short.iterations"] == {"old": 2, "new": 3, "diff": 1}
+    assert json.loads(dvc(served, "params", "diff", "HEAD", three, "--json"))["params.yaml"]
+    assert json.loads(dvc(served, "metrics", "diff", "HEAD", three, "--json"))["reports/metrics/slow.json"]
+    assert "start" in dvc(served, "dag", "--md")
+    dvc(served, "exp", "apply", three)
+    assert (served.folder / "data" / "slow.txt").read_text() == f"{slow_value(3)}\n"
+
+
 def units(served: Served, iterations: int) -> list[int]:
     """The units of work that the slow stage did for a params value, in the order in which it did them."""
     rows = [line.split() for line in (served.folder / "units.txt").read_text().splitlines()]
