@@ -6,6 +6,7 @@ Example: python -m stages.rl short
 from stages import context
 from tracerl.evaluation.responses import within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.rewards.verify import configure
 from tracerl.store.files import read_tasks
 from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
@@ -13,6 +14,7 @@ from tracerl.training.rl import ROLLOUTS, train_rl
 
 def main(name: str) -> None:
     params = context.load()
+    configure(params.verification)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
     space = context.workspace(stage, params, settings, [start, *(context.TASKS / f"{s}.parquet" for s in settings.tasks)])

@@ -9,6 +9,7 @@ from stages import context
 from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, within_prompt_limit
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.rewards.verify import configure
 from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
 from tracerl.store.workspace import write_json
 from tracerl.training.traces import own_responses, preferred_solutions
@@ -16,6 +17,7 @@ from tracerl.training.traces import own_responses, preferred_solutions
 
 def main() -> None:
     params = context.load()
+    configure(params.verification)
     settings: Traces = params.traces
     start = context.CHECKPOINTS / settings.checkpoint
     names = sorted({*settings.preferred, *settings.rollouts})

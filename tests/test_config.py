@@ -289,3 +289,19 @@ def test_no_number_that_changes_results_has_a_default_in_code():
         return found + [name for part in inner for name in defaults(part, seen)]
 
     assert defaults(Params, set()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("rl.short.reward", {"corect": 1.0}, "rl.short.reward"),
+        ("rl.short.reward", {}, "rl.short.reward"),
+        ("verification.sandbox", "docker", "verification.sandbox"),
+        ("verification.math_cpu_seconds", 0.0, "verification.math_cpu_seconds"),
+        ("tasks.sets.sums-long", {"source": "gym", "num_train": 1, "num_test": 1}, "task"),
+        ("tasks.sets.sums-long", {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1}, "difficulty"),
+        ("tasks.sets.sums-long", {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1}, "difficulty"),
+    ],
+)
+def test_rewards_judges_and_puzzles_are_checked(path, value, named):
+    assert named in error_of(changed(path, value))

@@ -1,13 +1,14 @@
 """Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tracerl.config import Sampler
+from tracerl.config import RewardPart, Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.rewards.verify import verify
+from tracerl.rewards.parts import reward_parts
+from tracerl.rewards.verify import verify_all
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.types import Rollout, Task
@@ -15,13 +16,17 @@ from tracerl.types import Rollout, Task
 
 @dataclass(frozen=True)
 class Occasion:
-    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row."""
+    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row.
+
+    reward: weight of each part of the reward; correctness alone unless a round of RL says otherwise.
+    """
 
     stage: str
     iteration: int
     policy_hash: str
     seed: int
     truncated_is_wrong: bool
+    reward: Mapping[RewardPart, float] = field(default_factory=lambda: {"correct": 1.0})
 
 
 def respond(
@@ -42,10 +47,12 @@ def respond(
             owners.append((task, index))
     trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
     recorded = recorded_settings(settings, model)
+    texts = [tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist()) for trajectory in trajectories]
+    judged = [(task, text, t.stop_reason) for (task, _), text, t in zip(owners, texts, trajectories, strict=True)]
+    verdicts = verify_all(judged, occasion.truncated_is_wrong)
     rollouts = []
-    for (task, index), trajectory in zip(owners, trajectories, strict=True):
-        text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
-        verdict = verify(task, text, trajectory.stop_reason, occasion.truncated_is_wrong)
+    for (task, index), trajectory, text, verdict in zip(owners, trajectories, texts, verdicts, strict=True):
+        parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens)
         rollouts.append(
             Rollout(
                 rollout_id=f"{occasion.stage}/{occasion.iteration:05d}/{task.task_id}/{index}",
@@ -55,12 +62,12 @@ def respond(
                 task=task,
                 trajectory=trajectory,
                 text=text,
-                reward=verdict.reward,
+                reward=sum(parts.values()),
                 verdict=verdict.verdict,
                 policy_hash=occasion.policy_hash,
                 seed=occasion.seed,
                 settings=recorded,
-                reward_parts=verdict.parts,
+                reward_parts=parts,
             )
         )
     return rollouts

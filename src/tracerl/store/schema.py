@@ -27,6 +27,7 @@ TASKS = pa.schema(
             ("prompt", pa.string()),
             ("answer", pa.string()),
             ("solution", pa.string()),
+            ("spec", pa.string()),
         )
     ],
     metadata=_META,
