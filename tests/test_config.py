@@ -406,3 +406,19 @@ def test_every_method_parses_with_its_own_keys():
 )
 def test_where_and_what_models_are_is_checked(path, value, told):
     assert told in error_of(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("rl.short.reward", {"corect": 1.0}, "rl.short.reward"),
+        ("rl.short.reward", {}, "rl.short.reward"),
+        ("verification.sandbox", "docker", "verification.sandbox"),
+        ("verification.math_cpu_seconds", 0.0, "verification.math_cpu_seconds"),
+        ("tasks.sets.sums-long", {"source": "gym", "num_train": 1, "num_test": 1}, "task"),
+        ("tasks.sets.sums-long", {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1}, "difficulty"),
+        ("tasks.sets.sums-long", {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1}, "difficulty"),
+    ],
+)
+def test_rewards_judges_and_puzzles_are_checked(path, value, named):
+    assert named in error_of(changed(path, value))
