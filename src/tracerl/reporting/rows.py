@@ -61,7 +61,7 @@ def group_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     rows = answer(connection, _GROUPS, {"stage": stage, "bins": _NUM_BINS}).to_pylist()
     shares = {(row["part"], row["bin"]): row["share"] for row in rows}
     parts = [part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)]
-    series = [(f"{part} of the iterations", [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
+    series = [(part, [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
     return histogram(
         "Pass rates of groups", [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)], series, "share of correct responses, %"
     )
