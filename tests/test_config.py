@@ -104,6 +104,10 @@ def test_a_missing_key_is_named_by_its_path(path):
         ("rl.short.sampler.cache", 1),
         ("rl.short.sampler.remasking", "dynamical"),
         ("rl.short.sampler.threshold", "0.9"),
+        ("validation.pass_rate", 0.5),
+        ("validation.truncation", 1.1),
+        ("validation.drift", 0.0),
+        ("report.num_played", -1),
         ("rl.short.sampler.schedule", "odd"),
         ("rl.short.sampler.confidence_of", "mean"),
         ("rl.short.sampler.entropy_bound", -0.1),
@@ -133,6 +137,10 @@ def test_a_mistyped_value_is_named_by_its_path_with_what_was_got(path, value):
     assert path in text
     assert f"got {value!r}" in text
     assert "where: params.yaml" in text
+
+
+def test_a_range_of_pass_rates_has_its_ends_in_order():
+    assert "pass_rate must be a range inside [0, 1], got (0.9, 0.1)" in error_of(changed("validation.pass_rate", [0.9, 0.1]))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
