@@ -3,8 +3,10 @@
 
 import csv
 import json
+import re
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -53,7 +55,9 @@ def test_a_countdown_solution_is_worked_one_true_operation_at_a_time():
         assert len(steps) == len(numbers) - 1
         for step in steps:
             left, _, right = step.partition("=")
-            used, value = puzzles.read_expression(left)
+            read = puzzles.read_expression(left)
+            assert read is not None
+            used, value = read
             assert value == int(right)
             for number in used:
                 numbers.remove(number)
@@ -102,18 +106,20 @@ def test_countdown_pays_an_expression_of_exactly_the_numbers_with_the_value(give
 def test_an_expression_has_the_value_that_exact_arithmetic_gives(text):
     import ast
 
-    def value(node):
+    def value(node: Any) -> Any:
         if isinstance(node, ast.Constant):
-            return Fraction(node.value)
+            return Fraction(str(node.value))
         a, b = value(node.left), value(node.right)
         kind = type(node.op).__name__
         if a is None or b is None or (kind == "Div" and b == 0):
             return None
         return {"Add": lambda: a + b, "Sub": lambda: a - b, "Mult": lambda: a * b, "Div": lambda: a / b}[kind]()
 
-    plain = "".join(str(int(part)) if part.isdigit() else part for part in __import__("re").split(r"(\d+)", text))
+    plain = "".join(str(int(part)) if part.isdigit() else part for part in re.split(r"(\d+)", text))
     if len(plain) <= 200:
-        assert puzzles.read_expression(plain)[1] == value(ast.parse(plain, mode="eval").body)
+        read = puzzles.read_expression(plain)
+        assert read is not None
+        assert read[1] == value(ast.parse(plain, mode="eval").body)
 
 
 @given(st.text(max_size=40))
@@ -178,12 +184,15 @@ def test_published_countdowns_accept_right_expressions_and_reject_each_wrong_kin
     for row in rows:
         a, b, c = (int(n) for n in row["input"].split(","))
         spec = f"{a},{b},{c}={row['output']}"
-        right, wrong = [], []
+        right: list[str] = []
+        wrong: list[str] = []
         for x, y, z in {(a, b, c), (a, c, b), (b, a, c), (b, c, a), (c, a, b), (c, b, a)}:
             for p in "+-*/":
                 for q in "+-*/":
                     for text in (f"({x}{p}{y}){q}{z}", f"{x}{p}({y}{q}{z})"):
-                        (right if puzzles.read_expression(text)[1] == int(row["output"]) else wrong).append(text)
+                        read = puzzles.read_expression(text)
+                        assert read is not None
+                        (right if read[1] == int(row["output"]) else wrong).append(text)
         assert right
         assert wrong
         assert all(puzzles.is_countdown_answer(spec, text) for text in right)

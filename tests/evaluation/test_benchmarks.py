@@ -57,6 +57,7 @@ def judges():
     configure(Verification(num_workers=2, math_cpu_seconds=3.0, sandbox="bubblewrap", code_cpu_seconds=4.0, code_idle_seconds=10.0, memory_mib=512,
                            processes=16, file_kib=1024, open_files=64, output_kib=1024))  # fmt: skip
     yield
+    assert judging._judges is not None
     judging._judges.close()
     judging._judges = None
 

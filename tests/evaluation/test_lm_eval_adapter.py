@@ -3,6 +3,7 @@
 import sys
 import types
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tracerl.seeds import generator_for
 
 @pytest.fixture
 def adapter(monkeypatch):
-    module = types.ModuleType("lm_eval.api.model")
+    module: Any = types.ModuleType("lm_eval.api.model")
     module.LM = type("LM", (), {})
     for name, value in {
         "lm_eval": types.ModuleType("lm_eval"),
