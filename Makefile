@@ -2,10 +2,11 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup repro test lint lock clean-scratch
+.PHONY: help setup repro serve test lint lock clean-scratch
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
+PORT ?= 4200
 # The tested torch. It is named, not resolved: the newest one of an open range may be a build of several GB for another CUDA.
 TORCH ?= 2.13.0
 
@@ -41,6 +42,9 @@ repro: setup  ## rerun what changed of the whole chain, then print the result ta
 	dvc repro
 	@.venv/bin/tracerl summary
 
+serve: setup  ## Prefect's server, worker and schedules with the report's pages, until Ctrl-C; another port: make serve PORT=4300
+	@exec python -m flows.serve --port $(PORT)
+
 test: lint  ## lint, then the whole test suite
 	OMP_NUM_THREADS=1 python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
 
@@ -59,5 +63,5 @@ lock:  ## resolve pyproject.toml afresh and rewrite requirements.lock
 	  grep -Eiv '^(nvidia|cuda|triton)\b' "$$scratch/freeze" | sed 's/^\([^+]*\)+.*$$/\1/'; } > "$$scratch/lock" && \
 	mv "$$scratch/lock" requirements.lock
 
-clean-scratch:  ## remove unfinished work of killed stages (data/scratch)
-	rm -rf data/scratch
+clean-scratch:  ## remove unfinished work of killed stages (data/scratch) and of stopped experiments
+	rm -rf data/scratch .dvc/tmp/cells

@@ -5,10 +5,13 @@ Example: python -m stages.base
 
 from pathlib import Path
 
+from torch import nn
+
 from stages import context
 from stages.sft import train_and_publish
 from tracerl.config import Params
-from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
+from tracerl.models.checkpoint import load_checkpoint, placed, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
@@ -27,14 +30,19 @@ def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
     """An untrained model of the params' shape, over the character vocabulary."""
     shape, tokenizer = params.base.model, character_tokenizer()
     architecture = Architecture(**shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
-    return new_model(architecture, generator_for(params.seed, "base", "weights")), tokenizer
+    return placed(new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute), tokenizer
 
 
 def import_checkpoint(params: Params, path: Path) -> None:
-    """Reads a published checkpoint strictly and writes it back under its published names."""
+    """Reads a published checkpoint strictly and writes it back under its published names; an autoregressive one is copied."""
     space = context.workspace("base", params, params.base, [path])
-    model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint")
+    model: nn.Module
+    if is_baseline(path):
+        model, _ = load_baseline(path, params.compute)
+        copy_baseline(path, space.directory / "checkpoint")
+    else:
+        model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
+        save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), "num_parameters": parameters})
     (space.directory / "curve.tsv").write_text("step\tloss\n")

@@ -5,13 +5,15 @@ Stages are started by DVC in the project's root. They know the params file, the 
 
 import argparse
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,12 +33,21 @@ DATA, REPORTS = ROOT / "data", ROOT / "reports"
 CHECKPOINTS, ROLLOUTS, TASKS, TRACES, EVALS = (DATA / n for n in ("checkpoints", "rollouts", "tasks", "traces", "evals"))
 SCRATCH = DATA / "scratch"
 
+_PROCESS = os.getpid()
+_stop_asked = False
+_locks: dict[Path, int] = {}
+
 
 def load() -> Params:
     """The params file of this workspace, with torch set to its thread count."""
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
     return params
+
+
+def trainable(tasks: Sequence[Task]) -> list[Task]:
+    """The train split."""
+    return [task for task in tasks if task.split == "train"]
 
 
 def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
@@ -46,6 +57,11 @@ def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
         raise DataError("a task set has no held-out problem", where=where, got=f"{len(tasks)} tasks", wanted="a test split",
                         do="raise num_test of the set, or give its file more prompts")  # fmt: skip
     return test
+
+
+def task_files(names: Iterable[str]) -> dict[str, Path]:
+    """Where the task sets lie."""
+    return {name: TASKS / f"{name}.parquet" for name in names}
 
 
 def section(sections: Mapping[str, Section], kind: str, name: str) -> Section:
@@ -71,16 +87,25 @@ def write_curve(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) -> Workspace:
-    """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are removed."""
+    """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are removed.
+
+    Raises DataError while another process works on the same stage.
+    """
     name = f"{stage}-{_fingerprint(params, section if isinstance(section, tuple) else (section,), inputs)}"
     for other in SCRATCH.glob(f"{stage}-*"):
         if other.name != name and re.fullmatch(re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name):
+            _lock(other, stage)
             shutil.rmtree(other)
-    return Workspace(SCRATCH / name)
+    (SCRATCH / name).mkdir(parents=True, exist_ok=True)
+    _lock(SCRATCH / name, stage)
+    return Workspace(SCRATCH / name, lambda: _stop_asked)
 
 
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
-    """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere."""
+    """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere.
+
+    To be called after the work that it shows is saved: it raises KeyboardInterrupt once a signal has asked the stage to end.
+    """
     live = sys.stderr.isatty()
     bar = tqdm(desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live)
 
@@ -91,17 +116,27 @@ def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
         bar.update(done - bar.n)
         if done >= total:
             bar.close()
+        if _stop_asked:
+            raise KeyboardInterrupt(f"{stage} after {unit} {done} of {total}")
 
     return show
 
 
 def run(main: Callable[..., None], description: str, *argument: str) -> None:
-    """Runs a stage with its one positional argument, if it has one; an error of ours ends it with its message, not a traceback."""
+    """Runs a stage with its one positional argument, if it has one; an error of ours ends it with its message, not a traceback.
+
+    The first SIGINT or SIGTERM lets it finish and save the unit of work it is in, the second ends it at once; both leave it resumable.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in argument:
         parser.add_argument(name)
+    arguments = vars(parser.parse_args())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ask_to_stop)
     try:
-        main(**vars(parser.parse_args()))
+        main(**arguments)
+    except KeyboardInterrupt as stopped:
+        sys.exit(f"stopped: {stopped}; the same command continues from what is saved")
     except TracerlError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
@@ -110,9 +145,33 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         sys.exit(f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again")
 
 
+def _ask_to_stop(number: int, _: object) -> None:
+    global _stop_asked
+    for again in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(again, signal.SIG_DFL)
+    if os.getpid() != _PROCESS:  # a forked child, which has nothing to save and whose parent expects it to end
+        os.kill(os.getpid(), number)
+    _stop_asked = True
+    os.write(2, f"{signal.Signals(number).name}: stopping when this unit of work is saved; once more ends it at once\n".encode())
+
+
+def _lock(directory: Path, stage: str) -> None:
+    """Keeps other processes off a scratch directory until this one ends, however it ends. Of several ranks the first one holds it."""
+    if os.environ.get("RANK", "0") != "0" or (directory in _locks and os.path.samestat(os.fstat(_locks[directory]), directory.stat())):
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError("the stage is being run by another process", where=str(directory), got=stage,
+                        do="let it finish or stop it, then run the same command again") from None  # fmt: skip
+    _locks[directory] = descriptor
+
+
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
-    common = [params.seed, params.threads, params.truncated_is_wrong, torch.__version__]
+    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), torch.__version__]
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"

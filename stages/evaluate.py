@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from stages import context
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, respond, within_prompt_limit
-from tracerl.models.checkpoint import load_checkpoint, policy_hash
-from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
+from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
+from tracerl.models.baselines import load_policy
+from tracerl.models.checkpoint import policy_hash
+from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 
@@ -20,14 +21,12 @@ def main(name: str) -> None:
     params = context.load()
     one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
-    files = {task_set: context.TASKS / f"{task_set}.parquet" for task_set in one.tasks}
+    files = context.task_files(one.tasks)
     space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
-    model, tokenizer = load_checkpoint(checkpoint)
+    model, tokenizer = load_policy(checkpoint, params.compute)
     policy = policy_hash(model)
-    problems, dropped = {}, {}
-    for task_set, path in files.items():
-        fitting, dropped[task_set] = within_prompt_limit(read_tasks(path), tokenizer, one.sampler, f"{stage}: {task_set}")
-        problems[task_set] = context.held_out(fitting, f"{stage}: {task_set}")[: common.num_problems]
+    fitting, dropped = fitting_tasks(files, tokenizer, one.sampler, stage)
+    problems = {task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems] for task_set, pool in fitting.items()}
     show, done = context.progress(stage, "response"), 0
     total = common.num_samples * len(common.remasking) * sum(map(len, problems.values()))
     rows = []

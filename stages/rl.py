@@ -4,9 +4,12 @@ Example: python -m stages.rl short
 """
 
 from stages import context
-from tracerl.evaluation.responses import within_prompt_limit
-from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
-from tracerl.store.files import read_tasks
+from tracerl.evaluation.responses import fitting_tasks
+from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
+from tracerl.models.tokenizer import Tokenizer
+from tracerl.models.transformer import Transformer
+from tracerl.models.value import ValueModel, load_value_model, save_value_model
+from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
@@ -16,16 +19,27 @@ def main(name: str) -> None:
     params = context.load()
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
-    space = context.workspace(stage, params, settings, [start, *(context.TASKS / f"{s}.parquet" for s in settings.tasks)])
-    model, tokenizer = load_checkpoint(start)
-    reference = load_checkpoint(start)[0] if settings.kl_to == "initial" else None
-    tasks = {task_set: read_tasks(context.TASKS / f"{task_set}.parquet") for task_set in settings.tasks}
-    fitting = {n: within_prompt_limit(pool, tokenizer, settings.sampler, f"{stage}: {n}") for n, pool in tasks.items()}
-    train = {n: [task for task in pool if task.split == "train"] for n, (pool, _) in fitting.items()}
-    test = {n: context.held_out(pool, f"{stage}: {n}") for n, (pool, _) in fitting.items()}
+    files = context.task_files(settings.tasks)
+    space = context.workspace(stage, params, settings, [start, *files.values()])
+
+    def initial() -> tuple[Transformer, Tokenizer]:
+        return load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+
+    model, tokenizer = initial()
+    reference = initial()[0] if settings.kl_to != "iteration" else None
+    value_model = None
+    if settings.value is not None:
+        value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
+    tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
+    train = {task_set: context.trainable(pool) for task_set, pool in tasks.items()}
+    test = {task_set: context.held_out(pool, f"{stage}: {task_set}") for task_set, pool in tasks.items()}
     show = context.progress(stage, "iteration")
-    curves = train_rl(model, reference, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show)
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint")
+    curves = train_rl(
+        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show
+    )
+    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
+    if value_model is not None:
+        save_value_model(value_model, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
     first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))
@@ -34,7 +48,7 @@ def main(name: str) -> None:
         "policy_hash": policy_hash(model),
         "iterations": settings.iterations,
         "responses": sum(row["sampled_groups"] for row in curves["train"]) * settings.group_size,
-        "dropped_prompt_too_long": {n: dropped for n, (_, dropped) in fitting.items()},
+        "dropped_prompt_too_long": dropped,
         "held_out": {mode: {f: {"before": first[mode][f], "after": last[mode][f]} for f in figures} for mode in last},
     }
     seal(space.directory / ROLLOUTS)

@@ -9,9 +9,10 @@ from typing import Any
 
 from stages import context
 from tracerl.config import Params, Training
-from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.seeds import generator_for
 from tracerl.store.files import read_tasks, read_trajectories
 from tracerl.store.workspace import write_json
 from tracerl.training.sft import check_lengths, train_sft, worked_trajectory
@@ -22,7 +23,12 @@ def main(name: str) -> None:
     params = context.load()
     settings = context.section(params.sft, "sft", name)
     start = context.CHECKPOINTS / settings.init
-    train_and_publish(f"sft@{name}", params, settings, settings, settings.data, lambda _: load_checkpoint(start), start)
+    stage = f"sft@{name}"
+
+    def initial(params: Params) -> tuple[Transformer, Tokenizer]:
+        return load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+
+    train_and_publish(stage, params, settings, settings, settings.data, initial, start)
 
 
 def train_and_publish(
@@ -41,7 +47,7 @@ def train_and_publish(
     read = worked_solutions if data == "tasks" else verified_traces
     examples, dropped = check_lengths({name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage)
     curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"))
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint")
+    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
     metrics = {
         "policy_hash": policy_hash(model),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),

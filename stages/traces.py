@@ -5,23 +5,25 @@ Known solutions in the model's own preferred order, and the model's own response
 Example: python -m stages.traces
 """
 
+from dataclasses import replace
+
 from stages import context
 from tracerl.config import Traces
-from tracerl.evaluation.responses import Occasion, within_prompt_limit
+from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
-from tracerl.store.files import read_rollouts, read_tasks, rollout_table, write_rollouts
+from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
-from tracerl.training.traces import own_responses, preferred_solutions
+from tracerl.training.traces import preferred_solutions
 
 
 def main() -> None:
     params = context.load()
     settings: Traces = params.traces
     start = context.CHECKPOINTS / settings.checkpoint
-    names = sorted({*settings.preferred, *settings.rollouts})
-    space = context.workspace("traces", params, settings, [start, *(context.TASKS / f"{n}.parquet" for n in names)])
-    model, tokenizer = load_checkpoint(start)
+    files = context.task_files(sorted({*settings.preferred, *settings.rollouts}))
+    space = context.workspace("traces", params, settings, [start, *files.values()])
+    model, tokenizer = load_checkpoint(start, params.compute)
     occasion = Occasion("traces", 0, policy_hash(model), params.seed, params.truncated_is_wrong)
     show, done, counts = context.progress("traces", "response"), 0, {}
     total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())
@@ -31,20 +33,22 @@ def main() -> None:
         done += number
         show(done, max(total, done), name)
 
-    for name in names:
+    tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, "traces")
+    for name in files:
         path = space.directory / "traces" / f"{name}.parquet"
-        every = [task for task in read_tasks(context.TASKS / f"{name}.parquet") if task.split == "train"]
-        train, dropped = within_prompt_limit(every, tokenizer, settings.sampler, f"traces: {name}")
+        train = context.trainable(tasks[name])
+        solved = [task for task in train if task.solution][: settings.preferred.get(name, 0)]
+        unseen = train[max(0, len(train) - settings.rollouts.get(name, 0)) :]  # from the other end of the set
         if not path.is_file():
-            preferred = preferred_solutions(model, tokenizer, train, settings.preferred.get(name, 0), settings, occasion, on_done)
-            own = own_responses(model, tokenizer, train, settings.rollouts.get(name, 0), settings, occasion, on_done)
+            preferred = preferred_solutions(model, tokenizer, solved, settings, replace(occasion, stage="traces/preferred"), on_done)
+            own = respond(model, tokenizer, unseen, settings.group_size, settings.sampler, occasion, on_done)
             write_rollouts(path, rollout_table([*preferred, *own]))
         table = read_rollouts(path)
         counts[name] = {
             "num_responses": table.num_rows,
             "num_verified": table["verdict"].to_pylist().count("correct"),
             "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
-            "dropped_prompt_too_long": dropped,
+            "dropped_prompt_too_long": dropped[name],
         }
     seal(space.directory / "traces")
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})

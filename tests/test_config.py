@@ -166,7 +166,7 @@ def test_every_wrong_entry_is_reported_at_once():
         ("traces.preferred.sums-short", -1, ["traces.preferred.sums-short", "-1"]),
         ("sft.long.objective", "trace", ["sft.long", "needs data 'traces'"]),
         ("sft.short.tasks", {"sums-long": 1}, ["sft.short", "no traces are collected", "sums-long"]),
-        ("base.train.objective", "trace", ["base", "must be 'random'"]),
+        ("base.train.objective", "trace", ["base", "cannot be 'trace'"]),
         ("tasks.sets", {"../up": {}}, ["../up", "pattern"]),
         ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
         ("base.train.noise", [0.0, 1.5], ["base.train", "(0.0, 1.5)"]),
@@ -357,3 +357,19 @@ def test_no_number_that_changes_results_has_a_default_in_code():
         return found + [name for part in inner for name in defaults(part, seen)]
 
     assert defaults(Params, set()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("compute.device", "tpu", "compute.device"),
+        ("compute.attention", "fast", "compute.attention"),
+        ("base.token_ids.end", [], "base.token_ids.end"),
+        ("base.token_ids.mask", -1, "base.token_ids.mask"),
+        ("sft.short.lora", {"rank": 0, "alpha": 1.0, "dropout": 0.0, "targets": ["q_proj"]}, "sft.short.lora.rank"),
+        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "dropout": 0.0, "targets": ["query"]}, "rl.short.lora.targets"),
+        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]}, "rl.short.lora.dropout"),
+    ],
+)
+def test_where_and_what_models_are_is_checked(path, value, told):
+    assert told in error_of(changed(path, value))

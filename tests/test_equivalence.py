@@ -21,7 +21,7 @@ from tracerl.models.masks import first_live_start
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import predicted_logits, token_logprobs
-from tracerl.objectives.losses import denominator, policy_loss, sft_loss, token_weights
+from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, sft_loss, token_weights
 from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views, num_layout_tokens, random_plan, trace_plan
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
@@ -330,7 +330,8 @@ def test_micro_batches_and_row_order_do_not_change_the_policy_loss(family, reduc
         at = source, views.token
         weights = token_weights(reduction, views.group, divisor)
         logprobs = token_logprobs(model, views, temperature=0.7)
-        return policy_loss(logprobs, old[at], reference[at], advantages[source], weights, (0.2, 0.3), "k3", 0.05)
+        gain = policy_gain("token", logprobs, old[at], advantages[source], (0.2, 0.3), source, views.weight)
+        return policy_loss(gain, kl_penalty("k3", logprobs, reference[at]), weights, 0.05)
 
     results = [totals(model, loss_of, parts) for parts in splits(batch, lengths)]
     for (loss, gradients), (other_loss, other_gradients) in pairwise(results):
@@ -370,6 +371,7 @@ def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective
         model = sharp_model(family, torch.float64, vocab_size=tokenizer.vocab_size)
         round_ = SftRound(
             init="base",
+            lora=None,
             data="traces",
             objective=objective,
             noise=(0.0, 1.0),

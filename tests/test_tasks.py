@@ -64,7 +64,7 @@ def test_arithmetic_is_solved_one_operation_at_a_time(difficulty):
         assert task.answer == str(value)
         assert task.solution == ";".join(steps) + f";#{value}"
         assert task.difficulty == len(steps) == difficulty
-        assert all(0 <= int(step.partition("=")[2]) <= 20 for step in steps)
+        assert all(0 <= int(step.partition("=")[2]) <= 9 for step in steps)
         assert task.prompt == ast.unparse(expression).replace(" ", "") + "=", "brackets stand only where they are needed"
 
 

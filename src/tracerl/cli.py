@@ -27,6 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
+data = typer.Typer(help="Check and accept what a run stored.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
 Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
 _MAX_TABLE_ROWS = 100
 
@@ -38,6 +41,23 @@ class Format(StrEnum):
     csv = "csv"
     json = "json"
     parquet = "parquet"
+
+
+class Dtype(StrEnum):
+    """Precision of exported weights; `stored` leaves it."""
+
+    stored = "stored"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Where(StrEnum):
+    """Where `generate` and `chat` run a model."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,27 +75,176 @@ def _commands() -> None:
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT statement of DuckDB.")],
-    root: Root = Path("."),
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="One SELECT statement of DuckDB; none starts a shell.")] = None,
+    root: Annotated[str, typer.Option(metavar="DIR", help="Folder of the run, or an address such as s3://bucket/run.")] = ".",
     format: Annotated[Format | None, typer.Option(help="By default that of FILE's name, or a table.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")] = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")] = False,
 ) -> None:
-    """Query everything the run wrote: the views tasks, rollouts, traces and evals.
+    """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and runs.
 
     \b
     Examples:
+      tracerl sql                                            a shell with history and completion
       tracerl sql "describe rollouts"
-      tracerl sql "select stage, iteration, avg(reward) from rollouts group by all order by all"
+      tracerl sql "select stage, iteration, pass_rate(verdict) from rollouts group by all order by all"
       tracerl sql "select prompt, answer, text from evals join tasks using (task_id) where verdict = 'wrong' limit 20"
       tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
+    docs/sql.md answers ten questions.
     """
-    from tracerl.store.catalog import answer, connect
+    from tracerl.store.catalog import connect, damaged
 
     chosen = format or _format_of(out)
     if chosen is Format.parquet and out is None:
         raise DataError("Parquet is not for terminals", do="name a file with --out")
-    result = answer(connect(root), query)
+    if skip_damaged:
+        for problem in damaged(root):
+            print(f"left out: {problem}", file=sys.stderr)
+    connection = connect(root, skip_damaged)
+    if query is None:
+        _shell(connection, chosen)
+        return
+    result = _answer(connection, query)
     _write(result.rename_columns(_distinct(result.column_names)), chosen, out)
+
+
+def _shell(connection: Any, chosen: Format) -> None:
+    from tracerl.store.shell import run_shell
+
+    def run(query: str) -> None:
+        try:
+            result = _answer(connection, query)
+        except TracerlError as error:
+            print(f"error: {error}")
+        else:
+            _write(result.rename_columns(_distinct(result.column_names)), chosen, None)
+
+    run_shell(connection, run, print, Path(typer.get_app_dir("tracerl")) / "sql_history")
+
+
+def _answer(connection: Any, query: str) -> "pa.Table":
+    """A query's result; one that takes longer than a second shows its progress on the error stream, and Ctrl-C stops it."""
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    from tracerl.store.catalog import answer
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer, connection, query)
+        try:
+            if wait([asked], timeout=1.0).not_done and sys.stderr.isatty():
+                _show_progress(connection, asked)
+            return asked.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise DataError("the query was stopped", got=query) from None
+
+
+def _show_progress(connection: Any, asked: Any) -> None:
+    from concurrent.futures import wait
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("query"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("query", total=None)
+        while wait([asked], timeout=0.2).not_done:
+            percent = float(connection.query_progress())
+            progress.update(task, total=100.0 if percent > 0 else None, completed=max(percent, 0.0))
+
+
+@data.command()
+def check(root: Root = Path(".")) -> None:
+    """Check every stored file: checksums, row counts, ids, laws of trajectories, duplicates. Exit status 1 if something is wrong.
+
+    \b
+    Examples:
+      tracerl data check
+      tracerl data check --root ../other-run
+    """
+    from tracerl.store.check import check_run
+
+    count = 0
+    for finding in check_run(root):
+        count += 1
+        print(finding)
+    if count:
+        raise DataError("the data are not sound", where=str(root / "data"), got=f"{count} findings, listed above",
+                        do="run the stages that wrote these files again")  # fmt: skip
+    print("Everything is sound.")
+
+
+@data.command()
+def accept(root: Root = Path(".")) -> None:
+    """Make this run the one that later runs are compared with: its figures become reports/baseline.json.
+
+    \b
+    Examples:
+      tracerl data accept && git add reports/baseline.json
+    """
+    from tracerl.store.expectations import accepted
+    from tracerl.store.workspace import write_json
+
+    write_json(root / "reports" / "baseline.json", accepted(root / "reports" / "validation"))
+    print(f"Accepted: {root / 'reports' / 'baseline.json'}")
+
+
+@app.command()
+def watch(
+    root: Root = Path("."),
+    every: Annotated[int, typer.Option(metavar="SECONDS", min=1, help="How often the curves are read.")] = 5,
+    once: Annotated[bool, typer.Option("--once", help="Write the page once and end.")] = False,
+) -> None:
+    """Draw the curves of the stages that are running, in a page that reloads itself, until Ctrl-C.
+
+    \b
+    Examples:
+      tracerl watch
+      tracerl watch --every 30
+    """
+    import time
+
+    from tracerl.reporting.live import render_live
+    from tracerl.store.workspace import write_text
+
+    page = root / "data" / "scratch" / "watch.html"
+    print(f"Open {page} in a browser; Ctrl-C ends.")
+    while True:
+        write_text(page, render_live(root / "data" / "scratch", every))
+        if once:
+            return
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:
+            return
+
+
+@app.command()
+def trace(
+    condition: Annotated[
+        str, typer.Argument(metavar="CONDITION", help="SQL condition on a response of the views rollouts, evals and traces.")
+    ],
+    root: Root = Path("."),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("trace.html"),
+    against: Annotated[str | None, typer.Option(metavar="CONDITION", help="Show these responses to the same problems beside them.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many responses.")] = 200,
+) -> None:
+    """Write one HTML page that plays responses as they were unmasked, step by step. It needs no network.
+
+    \b
+    Examples:
+      tracerl trace "stage = 'rl@short' and iteration = 50 and verdict = 'wrong'"
+      tracerl trace "stage like 'evaluate@rl-short/dynamic'" --against "stage like 'evaluate@sft-short/dynamic'" --out compare.html
+    """
+    from tracerl.models.tokenizer import load_tokenizer
+    from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
+    from tracerl.store.catalog import connect
+    from tracerl.store.workspace import write_text
+
+    responses = chosen_responses(connect(root), condition, against, limit)
+    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), condition if against is None else
+                         f"{against} | {condition}")  # fmt: skip
+    write_text(out, page)
+    print(f"{len(responses)} responses: {out}")
 
 
 @app.command()
@@ -104,11 +273,70 @@ def summary(
     print(f"Report: {reports / 'report.html'}")
 
 
+@app.command()
+def export(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint, or adapters of one.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="A new directory.")],
+    merge_lora: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="PEFT adapters to merge; may be repeated.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Precision of the exported weights.")] = Dtype.stored,
+) -> None:
+    """Write a checkpoint under its published names, sharded, with adapters merged into the weights.
+
+    \b
+    Examples:
+      tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16
+      tracerl export --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
+    """
+    from tracerl.config import Compute
+    from tracerl.models.export import export_checkpoint
+
+    compute = Compute(device="cpu", dtype=dtype.value, attention="auto")
+    print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
+
+
+@app.command()
+def doctor(
+    params: Annotated[Path | None, typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages.")] = None,
+    root: Root = Path("."),
+) -> None:
+    """Show devices, memory, attention back ends and versions; for a params file, what each stage needs.
+
+    Exits with status 1 if a stage needs more memory than there is.
+
+    \b
+    Examples:
+      tracerl doctor
+      tracerl doctor --params params.yaml
+      tracerl doctor --params profiles/sdar-4b.yaml
+    """
+    from tracerl.config import load_params
+    from tracerl.models.checkpoint import device_of
+    from tracerl.reporting.doctor import machine, memory_limit, needs, readable
+
+    table = _new_table(["what", "here"], [False, False])
+    for row in machine():
+        table.add_row(*row)
+    _console().print(table)
+    if params is None:
+        return
+    run = load_params(params)
+    device, limit = device_of(run.compute), memory_limit(run.compute)
+    table = _new_table(["stage", "weights", "optimizer", "passes", "total"], [False, True, True, True, True])
+    wanted = needs(run, root)
+    for need in wanted:
+        table.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)))
+    _console().print(table)
+    short = [need.stage for need in wanted if need.total > limit]
+    print(f"{device} has {readable(limit)}: " + (f"too little for {', '.join(short)}" if short else "enough for every stage."))
+    if short:
+        raise typer.Exit(1)
+
+
 ModelDir = Annotated[Path, typer.Option("--model", metavar="DIR", help="Checkpoint directory: config.json, safetensors, tokenizer.json.")]
 ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Take the sampler's settings from this params file.")]
 Place = Annotated[str, typer.Option("--sampler", metavar="PLACE", help="Which of its samplers: traces, rl.NAME or evaluate.NAME.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one sampler setting; may be given again.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N. By default the first GPU, or the CPU.")]
+Device = Annotated[Where, typer.Option(help="auto is the GPU if there is one.")]
 Seed = Annotated[int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")]
 
 
@@ -126,7 +354,7 @@ def generate(
     seed: Seed = 0,
     template: Annotated[bool, typer.Option(help="Put text prompts into the checkpoint's chat form.")] = True,
     save_every: Annotated[int, typer.Option(min=1, help="Responses a saved part holds; a killed run continues after the last.")] = 1024,
-    device: Device = "",
+    device: Device = Where.auto,
 ) -> None:
     """Sample responses to a file of prompts; run again, a killed one continues.
 
@@ -163,7 +391,7 @@ def chat(
     sampler: Place = "traces",
     set_: Changes = None,
     seed: Seed = 0,
-    device: Device = "",
+    device: Device = Where.auto,
 ) -> None:
     """Talk to a checkpoint and watch its tokens appear in the order in which they are unmasked.
 
@@ -192,17 +420,12 @@ def chat(
     converse(loaded, tokenizer, settings, seed, console, read)
 
 
-def _load(directory: Path, device: str) -> "tuple[Transformer, Tokenizer]":
-    """Model and tokenizer of a checkpoint directory, on the device that was named or the best there is."""
-    import torch
-
+def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
+    """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
+    from tracerl.config import Compute
     from tracerl.models.checkpoint import load_checkpoint
 
-    model, tokenizer = load_checkpoint(directory)
-    try:
-        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
-    except (RuntimeError, AssertionError) as error:
-        raise DataError("the model cannot be put on this device", where=f"--device {device}", got=str(error).splitlines()[0]) from error
+    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto"))
 
 
 def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":

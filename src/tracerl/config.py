@@ -179,15 +179,17 @@ class Sampler(Section):
 class Training(Section):
     """Supervised training on trajectories; see training/sft.py.
 
-    objective: "random" (fresh noise, per block or per sequence) or "trace" (views of the step map).
-    noise: range of the noise level t. weighting: "inverse_t" or "uniform". block_sizes: block size -> share of the batches.
+    objective: "random" (fresh noise, per block or per sequence), "semi_ar" (block by block), "trace" (views of the step map) or "ar"
+    (next token, shifted families). noise: range of the noise level t. weighting: "inverse_t" or "uniform". end_tokens: how many of the end
+    tokens that close the last block are learned, null for all. block_sizes: block size -> share of the batches.
     tasks: task set -> share of the examples.
     """
 
-    objective: Literal["random", "trace"]
+    objective: Literal["random", "semi_ar", "trace", "ar"]
     noise: tuple[float, float]
     weighting: Literal["inverse_t", "uniform"]
     shrink: int = Positive
+    end_tokens: int | None = Field(default=None, gt=0)
     block_sizes: Annotated[dict[Annotated[int, Field(gt=0)], Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
     tasks: Shares
     num_steps: int = Positive
@@ -205,10 +207,26 @@ class Training(Section):
         return self
 
 
+class Lora(Section):
+    """Low-rank adapters: only they are trained and saved (models/lora.py). alpha / rank scales them; dropout is that of SFT.
+
+    targets: the linear layers that get one, in every layer of the transformer.
+    """
+
+    rank: int = Positive
+    alpha: float = Field(gt=0.0)
+    dropout: float = Field(ge=0.0, lt=1.0)
+    targets: Annotated[list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]], Field(min_length=1)]
+
+
 class SftRound(Training):
-    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps)."""
+    """Supervised fine-tuning from checkpoint `init` on `data`: "tasks" (the task sets' worked solutions) or "traces" (with step maps).
+
+    lora: adapters to train instead of all weights, or null.
+    """
 
     init: str
+    lora: Lora | None
     data: Literal["tasks", "traces"]
 
     @model_validator(mode="after")
@@ -237,8 +255,8 @@ class Base(Section):
 
     @model_validator(mode="after")
     def _solutions_have_no_steps(self) -> Self:
-        if self.train.objective != "random":
-            raise ValueError("train.objective must be 'random': worked solutions have no step map")
+        if self.train.objective == "trace":
+            raise ValueError("train.objective cannot be 'trace': worked solutions have no step map")
         return self
 
 
@@ -275,18 +293,64 @@ class HeldOut(Section):
     remasking: Annotated[list[Remasking], Field(min_length=1)]
 
 
-class RlRound(Section):
-    """TraceRL from checkpoint `init`; see training/rl.py.
+Method = Literal["tracerl", "random", "coupled", "diffucoder", "diffu_grpo", "wd1", "spg", "gdpo", "espo", "step_merge", "mask_aware"]
+# Keys of a round that belong to its method. Every method needs all of its own.
+METHOD_KEYS: dict[str, tuple[str, ...]] = {
+    "tracerl": (),
+    "random": ("copies", "noise"),
+    "coupled": ("copies", "noise"),
+    "diffucoder": ("copies", "noise"),
+    "diffu_grpo": ("prompt_masking",),
+    "wd1": ("prompt_masking",),
+    "spg": ("copies", "noise", "bound_exponent", "bound_share"),
+    "gdpo": ("copies", "nodes"),
+    "espo": ("copies", "noise"),
+    "step_merge": ("segments",),
+    "mask_aware": ("segments", "order_weight", "order_clip"),
+}
+# Methods that are defined with one kind of ratio only.
+METHOD_RATIOS: dict[str, tuple[str, ...]] = {"wd1": ("none",), "spg": ("none",), "gdpo": ("sequence",), "espo": ("sequence",)}
 
+
+class Critic(Section):
+    """A value model beside the policy; see training/critic.py.
+
+    start: its backbone at first, that of the round's first policy ("policy") or the value model that the parent round saved ("parent").
+    discount, trace: gamma and lambda. clip: of the value around its old one. every: it is updated in each `every`-th iteration, starting
+    with the first, in `updates` optimizer steps with an optimizer of its own.
+    """
+
+    start: Literal["policy", "parent"]
+    discount: float = Fraction
+    trace: float = Fraction
+    clip: float = Field(gt=0.0)
+    every: int = Positive
+    updates: int = Positive
+    optimizer: Optimizer
+
+
+class RlRound(Section):
+    """Reinforcement learning from checkpoint `init` by one of the methods of objectives/methods.py; see training/rl.py.
+
+    lora: adapters to train instead of all weights, or null.
     groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
-    pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps per iteration.
-    kl: estimator of the penalty, to the policy of the iteration's start or the initial one. block_size of the sampler may be smaller
-    than train_block_size (enlargement). optimizer.warmup and decay count optimizer steps.
-    allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
+    pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps that an iteration's groups are dealt out to.
+    epochs: how often they are. num_pad: end tokens after the first one that are trained as well.
+    ratio: per token (or unit of the method), per response, or none. clip: of the ratio, below and above.
+    kl: estimator of the penalty, to the policy of the iteration's start, the initial one, or one that is synced every `sync_every`
+    optimizer steps. block_size of the sampler may be smaller than train_block_size (enlargement). optimizer.warmup and decay count
+    optimizer steps. allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
+    Keys of single methods are left out where they say nothing:
+    value: the value model that advantages "gae" need. copies: masked copies (or pairs of them) of a response, with noise levels or shares
+    in `noise`. prompt_masking: probability of masking a prompt token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's
+    upper bound and its share in the mixture. segments: how many segments of `shrink` steps are scored. order_weight, order_clip: of the
+    order's term.
     """
 
     init: str
-    method: Literal["tracerl"]
+    lora: Lora | None
+    method: Method
+    ratio: Literal["token", "sequence", "none"]
     tasks: Shares
     iterations: int = Positive
     groups: int = Positive
@@ -294,16 +358,29 @@ class RlRound(Section):
     max_sampled_groups: int = Positive
     min_groups: int = Positive
     pass_rate: tuple[float, float]
-    advantages: Literal["group", "mean", "rloo"]
+    advantages: Literal["group", "mean", "rloo", "gae"]
+    value: Critic | None = None
     train_block_size: int = Positive
     shrink: int = Positive
     updates: int = Positive
+    epochs: int = Positive
+    num_pad: int = Field(ge=0)
+    copies: int | None = Field(default=None, gt=0)
+    noise: tuple[float, float] | None = None
+    prompt_masking: float | None = Field(default=None, ge=0.0, le=1.0)
+    nodes: int | None = Field(default=None, gt=0)
+    bound_exponent: float | None = Field(default=None, ge=1.0)
+    bound_share: float | None = Field(default=None, ge=0.0, le=1.0)
+    segments: int | None = Field(default=None, gt=0)
+    order_weight: float | None = Field(default=None, ge=0.0)
+    order_clip: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=0.0)]] | None = None
     clip: tuple[Annotated[float, Field(gt=0.0, lt=1.0)], Annotated[float, Field(gt=0.0)]]
     kl: Literal["k1", "k2", "k3"]
-    kl_to: Literal["iteration", "initial"]
+    kl_to: Literal["iteration", "initial", "synced"]
+    sync_every: int | None = Field(default=None, gt=0)
     kl_weight: float = Field(ge=0.0)
     allow_filtered: bool
-    reduction: Literal["step", "token", "fixed"]
+    reduction: Literal["step", "response", "token", "fixed"]
     micro_batch_tokens: int = Positive
     save_every: int = Positive
     held_out: HeldOut
@@ -333,6 +410,27 @@ class RlRound(Section):
             raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
         return self
 
+    @model_validator(mode="after")
+    def _method_has_its_keys_and_no_others(self) -> Self:
+        needed, known = METHOD_KEYS[self.method], {key for keys in METHOD_KEYS.values() for key in keys}
+        if missing := [key for key in needed if getattr(self, key) is None]:
+            raise ValueError(f"method {self.method!r} needs {', '.join(missing)}")
+        if idle := sorted(key for key in known - set(needed) if getattr(self, key) is not None):
+            raise ValueError(f"{', '.join(idle)} say nothing to method {self.method!r}: leave them out")
+        if self.ratio not in (ratios := METHOD_RATIOS.get(self.method, ("token", "sequence", "none"))):
+            raise ValueError(f"method {self.method!r} has ratio {' or '.join(ratios)}, not {self.ratio!r}")
+        if self.method == "mask_aware" and self.sampler.remasking != "plackett_luce":
+            raise ValueError("method 'mask_aware' scores the order of commitment: set sampler.remasking to 'plackett_luce'")
+        if (self.advantages == "gae") != (self.value is not None):
+            raise ValueError(f"a value model belongs to advantages 'gae', which need it (got {self.advantages!r})")
+        if self.value is not None and self.method in ("wd1", "spg", "gdpo", "espo"):
+            raise ValueError(f"method {self.method!r} has one likelihood per response: advantages 'gae' are per token")
+        if self.noise is not None and not 0.0 <= self.noise[0] < self.noise[1] <= 1.0:
+            raise ValueError(f"noise must be a range inside [0, 1], got {self.noise}")
+        if (self.kl_to == "synced") != (self.sync_every is not None):
+            raise ValueError(f"sync_every belongs to kl_to 'synced', which needs it (got {self.kl_to!r} and {self.sync_every})")
+        return self
+
 
 class Evaluation(Section):
     """A checkpoint on task sets' test splits, once per remasking mode of `evaluation` (which replaces the sampler's own)."""
@@ -352,10 +450,41 @@ class EvaluationDefaults(Section):
     bootstrap: int = Positive
 
 
+class Compute(Section):
+    """Where models run. device: "auto" is CUDA if there is one. dtype: of the weights, "stored" as they are in the checkpoint.
+
+    attention: the back end, see models/attention.py.
+    """
+
+    device: Literal["auto", "cpu", "cuda"]
+    dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
+    attention: Literal["auto", "sdpa", "flex", "flash"]
+
+
 class Report(Section):
-    """num_traces: responses shown per round in the order in which they were unmasked."""
+    """num_traces: responses shown per round in the order in which they were unmasked. num_played: per round, in reports/traces.html."""
 
     num_traces: int = Field(ge=0)
+    num_played: int = Field(ge=0)
+
+
+class Validation(Section):
+    """What the validate stages demand beyond the store's rules; see store/expectations.py.
+
+    pass_rate: range of every round's, evaluation's and task set's share of correct responses. truncation, undecided: largest shares.
+    drift: largest relative change of a figure against reports/baseline.json before it is warned of.
+    """
+
+    pass_rate: tuple[float, float]
+    truncation: float = Fraction
+    undecided: float = Fraction
+    drift: float = Field(gt=0.0)
+
+    @model_validator(mode="after")
+    def _pass_rate_is_a_range(self) -> Self:
+        if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
+            raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
+        return self
 
 
 class Params(Section):
@@ -367,6 +496,7 @@ class Params(Section):
     seed: int = Field(ge=0)
     threads: int = Positive
     truncated_is_wrong: bool
+    compute: Compute
     tasks: Tasks
     base: Base
     traces: Traces
@@ -374,6 +504,7 @@ class Params(Section):
     rl: dict[Name, RlRound]
     evaluation: EvaluationDefaults
     evaluate: dict[Name, Evaluation]
+    validation: Validation
     report: Report
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ class Task:
 
     task_id: task set and a hash of the prompt. kind: which verifier decides. difficulty: number of terms or operators.
     solution: a worked solution in the form the model should write it, "" if there is none.
+    spec: what the verifier needs beyond the answer, as JSON (a code task's tests, a puzzle's clues), "" if nothing.
     """
 
     task_id: str
@@ -33,6 +34,7 @@ class Task:
     prompt: str
     answer: str
     solution: str
+    spec: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,21 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class Rivals:
+    """Who competed for being committed in the segments that views predict: a contest per segment, its entries in the order of commitment.
+
+    row, column: int64 [C], where the hidden state lies that scores each entry. contest: int64 [C], ascending. place: int64 [C], 0, 1, ...
+    in each contest: entry k was chosen among the entries k, k + 1, .... chosen: int64 [T], the entry of each predicted token.
+    """
+
+    row: torch.Tensor
+    column: torch.Tensor
+    contest: torch.Tensor
+    place: torch.Tensor
+    chosen: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Views:
     """Rows ready for one forward pass, and the tokens that pass predicts.
 
@@ -117,6 +134,7 @@ class Views:
     targets: token ids. source: index of the trajectory it belongs to. token: index in that trajectory's response.
     group: number of the (block, step group) it belongs to, counted over the batch. weight: float32, the objective's weight of the token
         before any reduction (1 unless the noise schedule asks for another).
+    rivals: what the order of commitment is scored with, for the method that scores it.
 
     Law (TraceRL): over the views of one trajectory every trainable token is predicted exactly once.
     """
@@ -130,3 +148,4 @@ class Views:
     token: torch.Tensor
     group: torch.Tensor
     weight: torch.Tensor
+    rivals: Rivals | None = None

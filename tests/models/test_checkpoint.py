@@ -11,10 +11,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import sharp_model, tiny_requests, tiny_sampler
-from tracerl.config import TokenIds
+from tracerl.config import Compute, TokenIds
 from tracerl.errors import CheckpointError
-from tracerl.models.checkpoint import WEIGHTS, load_checkpoint, policy_hash, published_name, published_state, save_checkpoint
-from tracerl.models.families import FAMILIES
+from tracerl.models.checkpoint import WEIGHTS, load_checkpoint, policy_hash, published_state, save_checkpoint
+from tracerl.models.families import FAMILIES, published_name
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.sampler import sample
@@ -132,7 +132,7 @@ def test_a_loaded_checkpoint_samples_what_the_saved_model_samples(family, tmp_pa
 
 
 def test_a_checkpoint_can_be_loaded_in_another_precision(saved):
-    model, _ = load_checkpoint(saved, torch.float64)
+    model, _ = load_checkpoint(saved, Compute(device="cpu", dtype="float64", attention="auto"))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     assert torch.equal(model.lm_head.weight.float(), model_of("sdar").lm_head.weight)
 

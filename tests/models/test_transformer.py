@@ -70,14 +70,21 @@ def test_with_blocks_of_one_the_mask_is_the_stock_causal_one():
     torch.testing.assert_close(model.logits(model(token_ids(), layout(torch.arange(LENGTH)))), wanted, rtol=0, atol=1e-4)
 
 
-def test_dream_is_qwen2_with_full_attention():
+# Blocks of one token are a causal mask, one block is full attention.
+BLOCKS = {"causal": torch.arange(LENGTH), "full": attention_blocks(torch.arange(LENGTH), 4, "full")}
+
+
+@pytest.mark.parametrize("mask", BLOCKS)
+def test_dream_is_qwen2(mask):
     model = sharp_model("dream")
-    assert_logits_agree(model, stock(model, Qwen2ForCausalLM, Qwen2Config), attention_blocks(torch.arange(LENGTH), 4, "full"))
+    assert_logits_agree(model, stock(model, Qwen2ForCausalLM, Qwen2Config), BLOCKS[mask])
 
 
-def test_llada_is_llama_with_full_attention():
-    model = sharp_model("llada", num_kv_heads=2)
-    assert_logits_agree(model, stock(model, LlamaForCausalLM, LlamaConfig), attention_blocks(torch.arange(LENGTH), 4, "full"))
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("mask", BLOCKS)
+def test_llada_is_llama(mask, kv_heads):
+    model = sharp_model("llada", num_kv_heads=kv_heads)
+    assert_logits_agree(model, stock(model, LlamaForCausalLM, LlamaConfig), BLOCKS[mask])
 
 
 # Masks and layouts
@@ -108,20 +115,24 @@ def test_who_sees_whom():
     assert ["".join("x" if yes else "." for yes in row) for row in seen.tolist()] == wanted
 
 
+@pytest.mark.parametrize(("left", "right"), [(0, 5), (5, 0), (2, 3)])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_padding_changes_nothing_and_is_a_number(family):
+def test_padding_on_either_side_is_seen_by_nobody_and_is_a_number(family, left, right):
+    """Whatever ids, positions and blocks the padding has."""
     model = sharp_model(family, torch.float64)
     ids, blocks = token_ids()[:1], attention_blocks(torch.arange(LENGTH), 4, FAMILIES[family].attention)[None]
     positions = torch.arange(LENGTH)[None]
     plain = model(ids, Layout(positions, blocks, torch.full_like(ids, CLEAN)))
 
     def padded(tensor: torch.Tensor, fill: int) -> torch.Tensor:
-        return torch.cat([tensor, torch.full((1, 5), fill)], 1)
+        return torch.cat([torch.full((1, left), fill), tensor, torch.full((1, right), fill)], 1)
 
-    longer = model(padded(ids, 7), Layout(padded(positions, 0), padded(blocks, 0), padded(torch.full_like(ids, CLEAN), PAD)))
-    torch.testing.assert_close(longer[:, :LENGTH], plain, rtol=0, atol=1e-12)
-    assert torch.isfinite(longer).all()
+    for fill in (0, 2):
+        streams = padded(torch.full_like(ids, CLEAN), PAD)
+        longer = model(padded(ids, 7 + fill), Layout(padded(positions, fill), padded(blocks, fill), streams))
+        torch.testing.assert_close(longer[:, left : left + LENGTH], plain, rtol=0, atol=1e-12)
+        assert torch.isfinite(longer).all()
 
 
 @torch.no_grad()

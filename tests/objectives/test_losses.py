@@ -7,7 +7,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.objectives.losses import MAX_LOG_RATIO, clipped_objective, denominator, kl_penalty, policy_loss, sft_loss, token_weights
+from tracerl.objectives.losses import (
+    MAX_LOG_RATIO,
+    clipped_objective,
+    denominator,
+    kl_penalty,
+    policy_gain,
+    policy_loss,
+    response_mean,
+    sft_loss,
+    token_weights,
+    value_loss,
+)
 
 
 def doubles(*values: float) -> torch.Tensor:
@@ -112,13 +123,16 @@ def test_as_a_loss_on_its_own_samples_k1_has_no_gradient_and_k2_has_that_of_the_
 
 # The whole loss
 
+ONE_RESPONSE = torch.zeros(3, dtype=torch.int64)
+
 
 def test_policy_loss_of_three_tokens():
     """Ratios 1, 2, 1/2; advantages 1, 1, -1; clip 0.2; k2 to a reference that is e times less likely; weights 1/2, 1/4, 1/4."""
     old, ratios = doubles(-1.0, -2.0, -3.0), doubles(1.0, 2.0, 0.5)
     logprobs = (old + ratios.log()).requires_grad_()
     weights = doubles(0.5, 0.25, 0.25)
-    loss = policy_loss(logprobs, old, logprobs.detach() - 1.0, doubles(1.0, 1.0, -1.0), weights, (0.2, 0.2), "k2", 0.1)
+    gain = policy_gain("token", logprobs, old, doubles(1.0, 1.0, -1.0), (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1))
+    loss = policy_loss(gain, kl_penalty("k2", logprobs, logprobs.detach() - 1.0), weights, 0.1)
     gains = [1.0, 1.2, -0.8]
     assert loss.tolist() == pytest.approx(-sum(w * (g - 0.1 * 0.5) for w, g in zip(weights.tolist(), gains, strict=True)))
     slopes = [1.0 - 0.1, 0.0 - 0.1, 0.0 - 0.1]  # both clipped tokens feel the penalty only
@@ -127,9 +141,28 @@ def test_policy_loss_of_three_tokens():
 
 
 def test_on_the_first_step_the_gradient_is_that_of_the_policy_gradient():
+    """With a ratio per token it is A_j, with one per response its mean, and without a ratio A_j again."""
     logprobs = doubles(-1.0, -0.5, -2.0).requires_grad_()
     old = logprobs.detach().clone()
     advantages, weights = doubles(1.5, -0.5, 0.25), doubles(0.2, 0.3, 0.5)
+    mean = float((weights * advantages).sum()) / 3
     for kl in ("k2", "k3"):
-        loss = policy_loss(logprobs, old, old, advantages, weights, (0.2, 0.2), kl, 0.7)
-        assert torch.autograd.grad(loss, logprobs)[0].tolist() == pytest.approx((-weights * advantages).tolist())
+        for ratio, wanted in (("token", weights * advantages), ("none", weights * advantages), ("sequence", doubles(mean, mean, mean))):
+            gain = policy_gain(ratio, logprobs, old, advantages, (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1))
+            loss = policy_loss(gain, kl_penalty(kl, logprobs, old), weights, 0.7)
+            assert torch.autograd.grad(loss, logprobs)[0].tolist() == pytest.approx((-wanted).tolist())
+
+
+def test_a_sequence_ratio_is_the_weighted_geometric_mean_of_its_responses_own_tokens():
+    log_ratio, source, weight = doubles(0.3, -0.1, 0.5), torch.tensor([0, 0, 2]), doubles(1.0, 3.0, 0.5)
+    assert response_mean(log_ratio, source, weight).tolist() == pytest.approx([0.0, 0.0, 0.5])
+    gain = policy_gain("sequence", log_ratio, doubles(0, 0, 0), doubles(2.0, 2.0, 1.0), (0.2, 0.2), source, weight)
+    assert gain.tolist() == pytest.approx([2.0, 2.0, 1.2])  # the third response's ratio e^0.5 is clipped
+
+
+def test_value_loss_takes_the_worse_of_the_plain_and_the_clipped_error():
+    """Old value 0, clip 0.2: predictions 0.1 (inside), 1 towards a return of 1 (clipped at 0.2), 1 away from a return of -1 (plain)."""
+    values = doubles(0.1, 1.0, 1.0).requires_grad_()
+    loss = value_loss(values, doubles(0, 0, 0), doubles(1.0, 1.0, -1.0), doubles(1, 1, 1), 0.2)
+    assert loss.tolist() == pytest.approx(0.5 * (0.9**2 + 0.8**2 + 2**2))
+    assert torch.autograd.grad(loss, values)[0].tolist() == pytest.approx([-0.9, 0.0, 2.0])

@@ -1,16 +1,23 @@
 """Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.rewards.verify import verify
+from tracerl.rewards.verify import Verdict, verify
+from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
-from tracerl.types import Rollout, Task
+from tracerl.store.files import read_tasks
+from tracerl.types import Rollout, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -23,9 +30,27 @@ class Occasion:
     seed: int
     truncated_is_wrong: bool
 
+    def row(self, task: Task, index: int, trajectory: Trajectory, text: str, verdict: Verdict, settings: dict[str, object]) -> Rollout:
+        """Sample number `index` of a task as a row of the store; the id is unique where stage names, iterations and tasks are."""
+        return Rollout(
+            rollout_id=f"{self.stage}/{self.iteration:05d}/{task.task_id}/{index}",
+            stage=self.stage,
+            iteration=self.iteration,
+            sample_index=index,
+            task=task,
+            trajectory=trajectory,
+            text=text,
+            reward=verdict.reward,
+            verdict=verdict.verdict,
+            policy_hash=self.policy_hash,
+            seed=self.seed,
+            settings=settings,
+            reward_parts=verdict.parts,
+        )
+
 
 def respond(
-    model: Transformer,
+    model: "Transformer | PreTrainedModel",
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
     num_samples: int,
@@ -40,29 +65,16 @@ def respond(
         for index in range(num_samples):
             requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
             owners.append((task, index))
-    trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
+    if isinstance(model, Transformer):
+        trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
+    else:
+        trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
     recorded = recorded_settings(settings, model)
     rollouts = []
     for (task, index), trajectory in zip(owners, trajectories, strict=True):
         text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
         verdict = verify(task, text, trajectory.stop_reason, occasion.truncated_is_wrong)
-        rollouts.append(
-            Rollout(
-                rollout_id=f"{occasion.stage}/{occasion.iteration:05d}/{task.task_id}/{index}",
-                stage=occasion.stage,
-                iteration=occasion.iteration,
-                sample_index=index,
-                task=task,
-                trajectory=trajectory,
-                text=text,
-                reward=verdict.reward,
-                verdict=verdict.verdict,
-                policy_hash=occasion.policy_hash,
-                seed=occasion.seed,
-                settings=recorded,
-                reward_parts=verdict.parts,
-            )
-        )
+        rollouts.append(occasion.row(task, index, trajectory, text, verdict, recorded))
     return rollouts
 
 
@@ -71,19 +83,29 @@ def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[
     return [*tokenizer.prompt_ids(prompt), *(tokenizer.encode(settings.opening) if settings.opening else [])]
 
 
-def within_prompt_limit(tasks: Sequence[Task], tokenizer: Tokenizer, settings: Sampler, where: str) -> tuple[list[Task], int]:
-    """The tasks whose prompt fits `max_prompt_tokens`, and how many do not.
+def fitting_tasks(
+    files: Mapping[str, Path], tokenizer: Tokenizer, settings: Sampler, where: str
+) -> tuple[dict[str, list[Task]], dict[str, int]]:
+    """By task set, the tasks whose prompt fits `max_prompt_tokens`, and how many do not.
 
-    Raises DataError if none fits.
+    Raises DataError if none of a set fits.
     """
-    kept = [task for task in tasks if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens]
-    if tasks and not kept:
-        raise DataError("every prompt is longer than the limit", where=where, got=f"{len(tasks)} tasks",
-                        wanted=f"prompts of at most {settings.max_prompt_tokens} tokens", do="raise sampler.max_prompt_tokens")  # fmt: skip
-    return kept, len(tasks) - len(kept)
+    kept, dropped = {}, {}
+    for name, path in files.items():
+        tasks = read_tasks(path)
+        kept[name] = [task for task in tasks if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens]
+        dropped[name] = len(tasks) - len(kept[name])
+        if tasks and not kept[name]:
+            raise DataError("every prompt is longer than the limit", where=f"{where}: {name}", got=f"{len(tasks)} tasks",
+                            wanted=f"at most {settings.max_prompt_tokens} prompt tokens", do="raise sampler.max_prompt_tokens")  # fmt: skip
+    return kept, dropped
 
 
-def recorded_settings(settings: Sampler, model: Transformer) -> dict[str, object]:
+def recorded_settings(settings: Sampler, model: "Transformer | PreTrainedModel") -> dict[str, object]:
     """The sampler's settings as columns of the store."""
     kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
-    return {**kept, "cache_mode": cache_mode(model, settings), "cache_horizon": settings.horizon}
+    return {
+        **kept,
+        "cache_mode": cache_mode(model, settings) if isinstance(model, Transformer) else "exact",
+        "cache_horizon": settings.horizon,
+    }

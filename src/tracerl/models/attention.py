@@ -1,16 +1,155 @@
-"""Attention over a visibility mask: the reference back end (`scaled_dot_product_attention`), which runs everywhere."""
+"""Attention over what each query sees, in three back ends with the same results to rounding.
+
+* `sdpa`: `scaled_dot_product_attention` over a boolean mask. The reference; runs everywhere.
+* `flex`: FlexAttention, which skips the blocks of a long training layout that nobody sees. CUDA; on a CPU forward passes only.
+* `flash`: flash-attn (extra `flash`), where every query of a row sees the same first keys: a block against its cache, or full attention
+  over right-padded rows, without gradients. Other masks go to `sdpa`.
+* `auto`: on a CPU `sdpa`; on CUDA `flash` where it is installed and the mask allows it, `flex` for long layouts, else `sdpa`.
+
+A pass is prepared once (`prepare`) and attended in every layer (`attend`).
+"""
+
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from tracerl.errors import ParamsError
+from tracerl.models.masks import CLEAN, PAD, visible
+
+Backend = Literal["auto", "sdpa", "flex", "flash"]
+_LONG = 256  # tokens of a layout from which skipping blocks of 128 pays
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Attention output [B, H, Q, D] for query [B, H, Q, D] and key, value [B, H_kv, K, D]; mask is bool, broadcastable to [B, 1, Q, K].
+@dataclass(frozen=True)
+class Visibility:
+    """Who sees whom in a pass: blocks and streams of queries int64 [B, Q] and keys int64 [B, K] (masks.py).
 
-    Grouped key/value heads are expanded here. Every query must see at least one key (`Layout.mask` lets padding see itself).
+    themselves: the keys are the queries, and padding sees itself, only because a softmax over nothing is not a number.
+    """
+
+    blocks: torch.Tensor
+    streams: torch.Tensor
+    key_blocks: torch.Tensor
+    key_streams: torch.Tensor
+    themselves: bool
+
+    def mask(self) -> torch.Tensor:
+        """Bool [B, Q, K]."""
+        seen = visible(self.blocks, self.streams, self.key_blocks, self.key_streams)
+        if not self.themselves:
+            return seen
+        return seen | torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
+
+    def prefix(self) -> torch.Tensor | None:
+        """How many first keys all (unpadded) queries of each row see, int32 [B]; None if they do not see the same first keys."""
+        real = self.streams != PAD
+        if bool(((self.streams != CLEAN) & real).any()):
+            return None
+        last = self.blocks.masked_fill(~real, -1).amax(1, keepdim=True)
+        seen = (self.key_streams == CLEAN) & (self.key_blocks <= last)
+        count = seen.sum(1, keepdim=True)
+        first = torch.arange(seen.shape[1], device=seen.device) < count
+        if bool(((self.blocks != last) & real).any() | (seen != first).any()):
+            return None
+        return count.squeeze(1).clamp(min=1).to(torch.int32)
+
+    def blocked(self) -> BlockMask:
+        """The same for FlexAttention, in blocks of 128."""
+
+        def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            query_stream, key_stream = self.streams[b, q], self.key_streams[b, k]
+            query_block, key_block = self.blocks[b, q], self.key_blocks[b, k]
+            earlier = (key_stream == CLEAN) & (key_block < query_block)
+            own = (key_stream == query_stream) & (key_block == query_block)
+            seen = (earlier | own) & (key_stream != PAD) & (query_stream != PAD)
+            return seen | (q == k) if self.themselves else seen
+
+        rows, queries = self.blocks.shape
+        return create_block_mask(sees, rows, None, queries, self.key_blocks.shape[1], device=self.blocks.device)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Every query of a row sees its first keys, int32 [B] of them."""
+
+    lengths: torch.Tensor
+
+
+Prepared = torch.Tensor | BlockMask | Prefix
+
+
+def check_backend(backend: Backend, device: torch.device) -> None:
+    """Raises ParamsError, saying what to do, if a back end asked for by name cannot run here."""
+    if backend == "flash" and not flash_installed():
+        raise ParamsError("attention 'flash' needs the package flash-attn", where="compute.attention", got="it is not installed",
+                          do="pip install --no-build-isolation 'tracerl[flash]', or set compute.attention to auto")  # fmt: skip
+    if backend == "flash" and device.type != "cuda":
+        raise ParamsError("attention 'flash' runs on CUDA only", where="compute.attention", got=f"device {device}",
+                          do="set compute.attention to auto")  # fmt: skip
+
+
+def prepare(seen: Visibility, backend: Backend, dtype: torch.dtype) -> Prepared:
+    """What `attend` needs of a pass, for the back end that will run it. Raises ParamsError where `flex` has no backward pass."""
+    device = seen.blocks.device
+    gradients = torch.is_grad_enabled()
+    if backend == "flex" and device.type == "cpu" and gradients:
+        raise ParamsError("attention 'flex' has no backward pass on a CPU", where="compute.attention", got=f"device {device}, gradients on",
+                          wanted="forward passes only", do="set compute.attention to sdpa or auto")  # fmt: skip
+    if backend == "auto":
+        backend = "sdpa" if device.type == "cpu" else "flash" if flash_installed() else "flex"
+        if backend == "flex" and not (seen.themselves and seen.blocks.shape[1] >= _LONG):
+            backend = "sdpa"
+        if backend == "flash" and seen.themselves and gradients and seen.blocks.shape[1] >= _LONG:
+            backend = "flex"
+    if backend == "flex":
+        return seen.blocked()
+    if backend == "flash" and not gradients and dtype in (torch.bfloat16, torch.float16) and (lengths := seen.prefix()) is not None:
+        return Prefix(lengths)
+    return seen.mask().unsqueeze(1)
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared: Prepared) -> torch.Tensor:
+    """Attention output [B, H, Q, D] for query [B, H, Q, D] and key, value [B, H_kv, K, D]; heads are grouped.
+
+    Every query must see at least one key. A boolean mask is broadcastable to [B, 1, Q, K].
     """
     groups = query.shape[1] // key.shape[1]
+    if isinstance(prepared, BlockMask):
+        out: torch.Tensor = _flex(query.device.type)(query, key, value, block_mask=prepared, enable_gqa=groups > 1)
+        return out
+    if isinstance(prepared, Prefix):
+        from flash_attn import flash_attn_with_kvcache
+
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        seen: torch.Tensor = flash_attn_with_kvcache(query, key, value, cache_seqlens=prepared.lengths, causal=False)
+        return seen.transpose(1, 2)
     if groups > 1:
         key = key.repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=prepared)
+
+
+def flash_installed() -> bool:
+    """Whether flash-attn can be imported."""
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+@functools.cache
+def _flex(device: str) -> Callable[..., Any]:
+    """FlexAttention, compiled where its kernels are; on a CPU it is a check of the masks, not a way to be fast."""
+    if device != "cpu":
+        return torch.compile(flex_attention, dynamic=True)
+
+    def unfused(*arguments: Any, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+            return flex_attention(*arguments, **options)
+
+    return unfused

@@ -7,25 +7,39 @@ No pickle is ever opened and no code from the directory is ever run.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import nn
 
-from tracerl.config import TokenIds
-from tracerl.errors import CheckpointError
-from tracerl.models.families import FAMILIES, Family
+from tracerl.config import Compute, Lora, TokenIds
+from tracerl.errors import CheckpointError, ParamsError
+from tracerl.models.attention import check_backend
+from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family, published_name
+from tracerl.models.lora import (
+    Adapters,
+    adapter_state,
+    add_adapters,
+    config_of,
+    fit_adapters,
+    load_adapter_state,
+    settings_of,
+)
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
 from tracerl.models.transformer import Architecture, Transformer
 
 WEIGHTS = "model.safetensors"
 SHARD_BYTES = 5_000_000_000  # as published checkpoints are split
+_ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _INDEX = "model.safetensors.index.json"
 # Settings of published configs that the one transformer knows in one value only; null is as good.
 _PLAIN = {
@@ -55,31 +69,58 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
 
-def save_checkpoint(model: Transformer, tokenizer: Tokenizer, directory: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Writes a complete checkpoint into `directory` (created; the caller renames it into place, see store/workspace.py)."""
+def save_checkpoint(
+    model: Transformer, tokenizer: Tokenizer, directory: Path, place: Path | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Writes a complete checkpoint into `directory` (created; the caller renames it into place, see store/workspace.py).
+
+    Of a model with adapters it is the adapters alone, in PEFT's format, with the way from `place`, where the directory will end (by
+    default it stays), to their base.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(_config_of(model), indent=2) + "\n")
     tokenizer.save(directory)
+    if model.adapters is not None:
+        base = os.path.relpath(model.adapters.base, place or directory)
+        (directory / _ADAPTER_CONFIG).write_text(json.dumps(config_of(model, base), indent=2, sort_keys=True) + "\n")
+        _write(adapter_state(model), directory / _ADAPTER, {"base_policy_hash": model.adapters.base_hash})
+        return
+    (directory / "config.json").write_text(json.dumps(_config_of(model), indent=2) + "\n")
     state = published_state(model)
     split = split_torch_state_dict_into_shards(state, max_shard_size=shard_bytes)
     for name, tensors in split.filename_to_tensors.items():
-        try:
-            save_file({tensor: state[tensor] for tensor in tensors}, directory / name, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise CheckpointError("the weights could not be written", where=str(directory / name), got=error,
-                                  do="free disk space and run the same command again: it resumes") from error  # fmt: skip
+        _write({tensor: state[tensor] for tensor in tensors}, directory / name, {"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (directory / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def load_checkpoint(
-    directory: Path, dtype: torch.dtype | None = None, device: str = "cpu", token_ids: TokenIds | None = None
-) -> tuple[Transformer, Tokenizer]:
-    """Model (evaluation mode, as stored or cast to `dtype`) and tokenizer of a checkpoint directory.
+def _write(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """metadata: one entry at most, since the library writes several in an order of its own, and equal weights must be equal bytes."""
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        raise CheckpointError("the weights could not be written", where=str(path), got=error,
+                              do="free disk space and run the same command again: it resumes") from error  # fmt: skip
 
-    token_ids: ids that replace the directory's own. Raises CheckpointError naming the file, the tensor, what was found and what was wanted.
+
+def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: TokenIds | None = None) -> tuple[Transformer, Tokenizer]:
+    """Model (evaluation mode) and tokenizer of a checkpoint directory; without `compute`, on the CPU and as stored.
+
+    token_ids: ids that replace the directory's own. Raises CheckpointError naming the file, the tensor, what was found and what was wanted,
+    and ParamsError for a device or attention back end that is not there.
     """
+    compute = compute or Compute(device="cpu", dtype="stored", attention="auto")
+    if (directory / _ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
+        config = _read_json(directory / _ADAPTER_CONFIG)
+        base = (directory / str(config.get("base_model_name_or_path"))).resolve()
+        if not (base / "config.json").is_file():
+            raise CheckpointError("the adapter's base is not there", where=str(directory / _ADAPTER_CONFIG), got=str(base),
+                                  wanted="base_model_name_or_path: the way from here to a checkpoint directory",
+                                  do="correct the path, or merge with tracerl export --model BASE --merge-lora DIR")  # fmt: skip
+        model, tokenizer = load_checkpoint(base, compute.model_copy(update={"dtype": "stored"}), token_ids)
+        apply_adapter(model, directory, base)
+        return placed(model, compute).eval(), tokenizer
+    device = device_of(compute)
     config = read_config(directory)
     family = _family_of(config, directory)
     architecture = architecture_of(config, directory)
@@ -97,30 +138,65 @@ def load_checkpoint(
     architecture = replace(architecture, mask_id=tokenizer.mask_id)
     with torch.device("meta"):
         model = Transformer(architecture)
-    model = model.to(dtype or _dtype_of(config, directory)).to_empty(device=device)
+    dtype = dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
+    model = model.to(dtype).to_empty(device=device)
+    model.attention = compute.attention
     model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
     model.tie()
     _fill(model, directory)
     return model.eval(), tokenizer
 
 
+def load_for_training(
+    directory: Path, compute: Compute, lora: Lora | None, generator: np.random.Generator
+) -> tuple[Transformer, Tokenizer]:
+    """A checkpoint as a round trains it: with the round's adapters, fresh or the checkpoint's own, or whole."""
+    model, tokenizer = load_checkpoint(directory, compute.model_copy(update={"dtype": "stored"}) if lora is not None else compute)
+    base_hash = policy_hash(model) if lora is not None and model.adapters is None else ""  # of the base as it is stored
+    fit_adapters(model, lora, directory, base_hash, generator)
+    return placed(model, compute), tokenizer
+
+
+def apply_adapter(model: Transformer, directory: Path, base: Path) -> None:
+    """Puts the adapter of a PEFT directory onto a model that was loaded from `base`. Raises CheckpointError if it was made for another."""
+    path = directory / _ADAPTER
+    config = _read_json(directory / _ADAPTER_CONFIG)
+    with _opened(path) as file:
+        names, metadata = list(file.keys()), file.metadata() or {}
+        settings = settings_of(config, names, model, str(path))
+        base_hash = policy_hash(model)
+        wanted = metadata.get("base_policy_hash", base_hash)  # files that PEFT wrote do not say
+        if wanted != base_hash:
+            raise CheckpointError("the adapter was made for other weights", where=str(path), got=f"{base} with hash {base_hash}",
+                                  wanted=f"hash {wanted}")  # fmt: skip
+        add_adapters(model, Adapters(settings, base, base_hash))
+        load_adapter_state(model, {name: file.get_tensor(name) for name in names}, str(path))
+
+
+def device_of(compute: Compute) -> torch.device:
+    """The device of the params. Raises ParamsError if it, or the attention back end on it, is not there."""
+    found = torch.cuda.is_available()
+    if compute.device == "cuda" and not found:
+        raise ParamsError("there is no CUDA device", where="compute.device", got="cuda", do="set it to auto or cpu")
+    device = torch.device("cuda" if found and compute.device != "cpu" else "cpu")
+    check_backend(compute.attention, device)
+    return device
+
+
+def placed(model: Transformer, compute: Compute) -> Transformer:
+    """A model on the device, in the precision and with the attention back end of the params."""
+    model.attention = compute.attention
+    return model.to(device_of(compute), None if compute.dtype == "stored" else _DTYPES[compute.dtype])
+
+
 def published_state(model: Transformer) -> dict[str, torch.Tensor]:
     """Parameters under their published names, contiguous, without the head if it is tied to the embeddings."""
     skip = {"lm_head.weight"} if model.architecture.tie_embeddings else set()
-    return {
-        published_name(name, model.family): tensor.detach().contiguous() for name, tensor in model.state_dict().items() if name not in skip
-    }
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in skip and ".lora_" not in name}
+    return {published_name(name, model.family): tensor.detach().contiguous() for name, tensor in own.items()}
 
 
-def published_name(name: str, family: Family) -> str:
-    """Published name of one of our parameters."""
-    parts = name.split(".")
-    layer = parts[2] if parts[:2] == ["model", "layers"] else None
-    generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])
-    return family.parameter_names.get(generic, generic).replace("{i}", layer or "")
-
-
-def policy_hash(model: Transformer) -> str:
+def policy_hash(model: nn.Module) -> str:
     """16 hexadecimal digits that name the weights: SHA-256 over names and bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -131,13 +207,16 @@ def policy_hash(model: Transformer) -> str:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory."""
-    path = directory / "config.json"
+    return _read_json(directory / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"a {type(config).__name__}, not an object")
     except (OSError, ValueError) as error:
-        raise CheckpointError("not a checkpoint directory: its config.json cannot be read", where=str(path), got=error,
+        raise CheckpointError(f"not a checkpoint directory: its {path.name} cannot be read", where=str(path), got=error,
                               wanted="config.json, *.safetensors and the tokenizer of a published checkpoint") from error  # fmt: skip
     return config
 
@@ -175,6 +254,9 @@ def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
 def _family_of(config: dict[str, Any], directory: Path) -> Family:
     by_type = {name.lower(): family for family in FAMILIES.values() for name in family.model_types}
     family = by_type.get(str(config.get("model_type", "")).lower())
+    if config.get("model_type") in AUTOREGRESSIVE:
+        raise CheckpointError("an autoregressive model can be evaluated only", where=str(directory / "config.json"),
+                              got=config["model_type"], do="import it with base.path and run evaluate stages alone")  # fmt: skip
     if family is None:
         raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
                               wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
@@ -224,7 +306,7 @@ def _config_of(model: Transformer) -> dict[str, Any]:
     return config
 
 
-def _dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
+def dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:
     """The precision that the config names, or else that of the stored tensors (LLaDA's configs name none)."""
     name = config.get("torch_dtype") or config.get("dtype")
     if name is None:

@@ -93,7 +93,7 @@ FAMILIES: dict[str, Family] = {
             parameter_names={},
             config_constants={"architectures": ["SDARForCausalLM"]},
             default_head_dim=128,
-            end_tokens=(),
+            end_tokens=("<|im_end|>", "<|endoftext|>"),
         ),
         Family(
             name="llada",
@@ -123,3 +123,14 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
+
+# Autoregressive baselines by `model_type`: which of transformers' classes they are (baselines.py).
+AUTOREGRESSIVE = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+def published_name(name: str, family: Family) -> str:
+    """Published name of one of our parameters."""
+    parts = name.split(".")
+    layer = parts[2] if parts[:2] == ["model", "layers"] else None
+    generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])
+    return family.parameter_names.get(generic, generic).replace("{i}", layer or "")

@@ -6,16 +6,18 @@ knows which positions are predicted, so that a [rows, length, vocabulary] tensor
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tracerl.models.attention import attend
+from tracerl.models.attention import Backend, Prepared, Visibility, attend, prepare
 from tracerl.models.families import FAMILIES, Family
-from tracerl.models.masks import visible
+
+if TYPE_CHECKING:
+    from tracerl.models.lora import Adapters
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,15 @@ class Layout:
     key_blocks: torch.Tensor | None = None
     key_streams: torch.Tensor | None = None
 
+    def visibility(self) -> Visibility:
+        """Who sees whom."""
+        if self.key_blocks is not None and self.key_streams is not None:
+            return Visibility(self.blocks, self.streams, self.key_blocks, self.key_streams, themselves=False)
+        return Visibility(self.blocks, self.streams, self.blocks, self.streams, themselves=True)
+
     def mask(self) -> torch.Tensor:
         """Visibility, bool [B, L, K]."""
-        if self.key_blocks is not None and self.key_streams is not None:
-            return visible(self.blocks, self.streams, self.key_blocks, self.key_streams)
-        itself = torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
-        return visible(self.blocks, self.streams, self.blocks, self.streams) | itself
+        return self.visibility().mask()
 
 
 class KeyValueCache:
@@ -124,7 +129,7 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
 
     def forward(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor, layout: Layout, window: CacheWindow | None
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], seen: Prepared, layout: Layout, window: CacheWindow | None
     ) -> torch.Tensor:
         b, length, _ = x.shape
         query = rotate(self.q_norm(self.q_proj(x).view(b, length, -1, self.head_dim)), rotary)
@@ -132,7 +137,7 @@ class SelfAttention(nn.Module):
         value = self.v_proj(x).view(b, length, -1, self.head_dim)
         if window is not None:
             key, value = window.exchange(self.layer, layout.positions, key, value)
-        out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), mask)
+        out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), seen)
         projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, -1))
         return projected
 
@@ -158,9 +163,9 @@ class Layer(nn.Module):
         self.mlp = MLP(arch)
 
     def forward(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], mask: torch.Tensor, layout: Layout, window: CacheWindow | None
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], seen: Prepared, layout: Layout, window: CacheWindow | None
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, mask, layout, window)
+        x = x + self.self_attn(self.input_layernorm(x), rotary, seen, layout, window)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -174,13 +179,19 @@ class Backbone(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The backbone and its LM head. published_config: config.json as it was read, empty for a new model."""
+    """The backbone and its LM head.
+
+    published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). adapters: what its low-rank
+    adapters are, if it has any (lora.py).
+    """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.architecture = architecture
         self.family = FAMILIES[architecture.family]
         self.published_config: dict[str, Any] = {}
+        self.attention: Backend = "auto"
+        self.adapters: Adapters | None = None
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()
@@ -196,11 +207,11 @@ class Transformer(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None) -> torch.Tensor:
         """Hidden states after the last norm, [B, L, hidden], for input_ids int64 [B, L]."""
-        mask = layout.mask().unsqueeze(1)
         x = self.model.embed_tokens(input_ids)
+        seen = prepare(layout.visibility(), self.attention, x.dtype)
         rotary = rotary_table(layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype)
         for layer in self.model.layers:
-            x = layer(x, rotary, mask, layout, window)
+            x = layer(x, rotary, seen, layout, window)
         out: torch.Tensor = self.model.norm(x)
         return out
 

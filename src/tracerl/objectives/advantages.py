@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a prompt's group of responses, and which groups are worth training on."""
+"""Advantages from the rewards of a prompt's group of responses or from a value model, and which groups are worth training on."""
 
 import numpy as np
 import numpy.typing as npt
@@ -28,3 +28,38 @@ def keeps_group(rewards: Floats, pass_rate: tuple[float, float]) -> bool:
     if np.isin(rewards, (0.0, 1.0)).all():
         return bool(pass_rate[0] <= rewards.mean() <= pass_rate[1])
     return bool(rewards.min() != rewards.max())
+
+
+def outcome_rewards(reward: float, steps: npt.NDArray[np.int64]) -> Floats:
+    """Reward of each trainable token, float64 [T], when a response is paid once: all of it on every token of the last step.
+
+    steps: int64 [T], the step of each trainable token. The step's mean reward, which is what counts, is then the reward.
+    """
+    return np.where(steps == steps.max(initial=0), reward, 0.0)
+
+
+def returns_and_advantages(
+    rewards: Floats, values: Floats, steps: npt.NDArray[np.int64], discount: float, trace: float
+) -> tuple[Floats, Floats]:
+    """Returns R_j and advantages A_j of each trainable token of a response, float64 [T] (TraceRL, section 4.2).
+
+    rewards, values: float64 [T]. steps: int64 [T], 0, 1, ..., S - 1 in the order of (block, group), none left out. With the means over a
+    step r*, V* (zero beyond S - 1), gamma = discount and lambda = trace, backwards:
+    R*_t = r*_t + gamma R*_{t+1}; delta*_t = r*_t - V*_t + gamma V*_{t+1}; A*_t = delta*_t + gamma lambda A*_{t+1}; and for tokens
+    R_j = r_j + gamma R*_{t_j + 1}; A_j = r_j - V_j + gamma V*_{t_j + 1} + gamma lambda A*_{t_j + 1}.
+    """
+    size = np.bincount(steps)
+    reward, value = (np.append(np.bincount(steps, weights=x) / size, 0.0) for x in (rewards, values))
+    returned, advantage = np.zeros_like(reward), np.zeros_like(reward)
+    for step in range(len(size) - 1, -1, -1):
+        returned[step] = reward[step] + discount * returned[step + 1]
+        delta = reward[step] - value[step] + discount * value[step + 1]
+        advantage[step] = delta + discount * trace * advantage[step + 1]
+    after = steps + 1
+    return rewards + discount * returned[after], rewards - values + discount * value[after] + discount * trace * advantage[after]
+
+
+def explained_variance(values: Floats, returns: Floats) -> float:
+    """1 - Var(R - V) / Var(R): 1 for a perfect value model, 0 for a constant; 0 where all returns are equal."""
+    variance = float(returns.var())
+    return 1.0 - float((returns - values).var()) / variance if variance else 0.0

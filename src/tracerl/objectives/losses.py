@@ -9,19 +9,21 @@ import torch
 MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: log-ratios are clamped here, so that an overflow shows as a huge ratio and not as infinity
 
 
-def denominator(reduction: str, num_responses: int, num_tokens: int, fixed_length: int) -> int:
+def denominator(reduction: str, num_responses: int, num_tokens: float, fixed_length: int) -> float:
     """What a reduction divides by, counted over a whole optimizer step: responses, trainable tokens, or responses x fixed length."""
-    return {"step": num_responses, "token": num_tokens, "fixed": num_responses * fixed_length}[reduction]
+    return {"step": num_responses, "response": num_responses, "token": num_tokens, "fixed": num_responses * fixed_length}[reduction]
 
 
-def token_weights(reduction: str, group: torch.Tensor, divisor: int) -> torch.Tensor:
+def token_weights(reduction: str, group: torch.Tensor, divisor: float) -> torch.Tensor:
     """Weight of each token, float32 [T]; one meaning for every family (docs/algorithm.md, section 6).
 
-    group: int64 [T], the (block, step group) of each token; a group's tokens are never split between calls. divisor: `denominator`.
-    step: mean inside a group, sum over groups, mean over responses (the paper's objective). token: mean over all tokens.
-    fixed: sum over tokens divided by responses times a fixed length (the response limit).
+    group: int64 [T], the (block, step group) of each token, or its response for reduction "response"; a group's tokens are never split
+    between calls. divisor: `denominator`.
+    step: mean inside a group, sum over groups, mean over responses (TraceRL's objective). response: mean inside a response, mean over
+    responses (that of GRPO and GSPO). token: mean over all tokens. fixed: sum over tokens divided by responses times a fixed length (the
+    response limit).
     """
-    counts = torch.bincount(group)[group] if reduction == "step" else torch.ones(len(group))
+    counts = torch.bincount(group)[group] if reduction in ("step", "response") else torch.ones(len(group))
     return 1.0 / (counts.to(torch.float32) * divisor)
 
 
@@ -47,16 +49,39 @@ def kl_penalty(kind: str, logprobs: torch.Tensor, reference: torch.Tensor) -> to
     return 0.5 * difference**2 if kind == "k2" else torch.exp(-difference) - 1 + difference
 
 
-def policy_loss(
+def response_mean(values: torch.Tensor, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Each response's weighted mean of its values, at every one of them, [T]. source: int64 [T], the response; weight: [T]."""
+    size, weight = int(source.max()) + 1 if len(source) else 0, weight.to(values.dtype)
+    total = values.new_zeros(size).index_add(0, source, weight * values)
+    return (total / values.new_zeros(size).index_add(0, source, weight))[source]
+
+
+def policy_gain(
+    ratio: str,
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
-    reference_logprobs: torch.Tensor,
     advantages: torch.Tensor,
-    weights: torch.Tensor,
     clip: tuple[float, float],
-    kl: str,
-    kl_weight: float,
+    source: torch.Tensor,
+    weight: torch.Tensor,
 ) -> torch.Tensor:
-    """`-sum_j w_j (C(r_j, A_j) - beta KL_j)`, a scalar; all tensors [T] over the same tokens."""
-    gain = clipped_objective(logprobs - old_logprobs, advantages, clip)
-    return -(weights * (gain - kl_weight * kl_penalty(kl, logprobs, reference_logprobs))).sum()
+    """What is maximised, per unit [T]; all tensors [T] over the same units (tokens, or whole responses).
+
+    token: C(r_j, A_j) with a ratio per unit (PPO, GRPO). sequence: the same with one ratio per response, r = exp(mean over the response of
+    logprobs - old_logprobs) (GSPO). none: A_j log p_j, whose gradient is the policy gradient without correction or clip.
+    """
+    if ratio == "none":
+        return advantages * logprobs
+    log_ratio = logprobs - old_logprobs
+    return clipped_objective(response_mean(log_ratio, source, weight) if ratio == "sequence" else log_ratio, advantages, clip)
+
+
+def policy_loss(gain: torch.Tensor, penalty: torch.Tensor, weights: torch.Tensor, kl_weight: float) -> torch.Tensor:
+    """`-sum_j w_j (gain_j - beta KL_j)`, a scalar; all tensors [T] over the same units, penalty from `kl_penalty`."""
+    return -(weights * (gain - kl_weight * penalty)).sum()
+
+
+def value_loss(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, weights: torch.Tensor, clip: float) -> torch.Tensor:
+    """`sum_j w_j 0.5 max((V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2)`, a scalar; all tensors [T] (TraceRL, section 4.2)."""
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return (weights * 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)).sum()

@@ -33,6 +33,7 @@ TASKS = pa.schema(
             ("prompt", pa.string()),
             ("answer", pa.string()),
             ("solution", pa.string()),
+            ("spec", pa.string()),
         )
     ],
     metadata=_META,
@@ -112,22 +113,23 @@ DATASETS = {
     "evals": Dataset("evals/*", "rollouts"),
 }
 
-# Before version 2 the sampler had no other way than these.
-_ONLY_WAY = {
-    "schedule": "'even'",
-    "entropy_bound": "NULL::DOUBLE",
-    "order_temperature": "NULL::DOUBLE",
-    "order_score": "NULL::VARCHAR",
-    "confidence_of": "'drawn'",
-    "guidance": "0.0::DOUBLE",
-    "opening": "''",
-    "refresh_every": "NULL::INTEGER",
-    "refresh_sees": "NULL::VARCHAR",
-}
-
 # Version -> table -> the columns that the next version added, as DuckDB expressions over a row of this version.
 MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
-    1: {"rollouts": {"num_prompt_tokens": "len(prompt_ids)::INTEGER", **_ONLY_WAY}},
+    1: {
+        "tasks": {"spec": "''"},
+        "rollouts": {
+            "num_prompt_tokens": "len(prompt_ids)::INTEGER",
+            "schedule": "'even'",
+            "entropy_bound": "NULL::DOUBLE",
+            "order_temperature": "NULL::DOUBLE",
+            "order_score": "NULL::VARCHAR",
+            "confidence_of": "'drawn'",
+            "guidance": "0.0::DOUBLE",
+            "opening": "''",
+            "refresh_every": "NULL::INTEGER",
+            "refresh_sees": "NULL::VARCHAR",
+        },
+    },
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.

@@ -9,7 +9,7 @@ leaves a scratch directory from which the same command publishes again at once.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,14 @@ _STATE = "state.safetensors"
 
 
 class Workspace:
-    """A scratch directory with one state file: tensors and JSON progress, saved together."""
+    """A scratch directory with one state file: tensors and JSON progress, saved together.
 
-    def __init__(self, directory: Path) -> None:
+    `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it is in, whatever its interval.
+    """
+
+    def __init__(self, directory: Path, stopping: Callable[[], bool] = lambda: False) -> None:
         self.directory = directory
+        self.stopping = stopping
         _remove(directory.with_name(directory.name + ".tmp"))
         directory.mkdir(parents=True, exist_ok=True)
         for aside in directory.rglob("*.tmp"):

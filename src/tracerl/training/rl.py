@@ -1,16 +1,20 @@
-"""TraceRL: reinforcement learning on the model's own unmasking trajectories.
+"""Reinforcement learning by any method of objectives/methods.py, TraceRL above all: on the model's own unmasking trajectories.
 
-One iteration: pick tasks, sample groups of responses, verify, write the rollout file, keep informative groups, old log-probabilities over
-the views, optimizer steps on the clipped objective, save the state, append the metrics. A killed run continues after its last saved
-iteration and repeats it exactly.
+One iteration: pick tasks, sample groups of responses, verify, write the rollout file, keep informative groups, values and the value
+model's update where there is one, old log-probabilities over the method's views, optimizer steps on the clipped objective, save the state,
+append the metrics. A killed run continues after its last saved iteration and repeats it exactly.
 
-Departures from the paper and its public code: views lie on the absolute block grid the sampler used (the public code's start at the
+Old and new log-probabilities are taken over the same views in the same micro-batches, so that the ratio starts at 1 to rounding. Views
+that are drawn are drawn anew for every epoch; their draw is a function of (seed, stage, iteration, epoch, response).
+
+Departures from TraceRL's paper and public code: views lie on the absolute block grid the sampler used (the public code's start at the
 response); the denominators of the loss are counted over the whole optimizer step; the KL is a sum over the same weighted tokens as the
 policy term. TraceRL under a confidence order is not an unbiased estimator of the policy gradient: the order is not scored.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,49 +22,67 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from tracerl.config import RlRound
+from tracerl.config import Critic, RlRound
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.checkpoint import policy_hash
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import group_advantages, keeps_group
-from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.losses import denominator, policy_loss, token_weights
-from tracerl.objectives.views import build_views, num_layout_tokens, trace_plan
+from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, response_mean
+from tracerl.objectives.methods import METHODS, Method, Units, estimates, given, num_units, scores, unit_weights, units_of
+from tracerl.objectives.views import Plan, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
+from tracerl.training.critic import explained, outcome, score, token_advantages, update
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Rollout, Task, Trajectory, Views
 
 ROLLOUTS = "rollouts"
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Responses to train on: trajectories with the advantage of each, float64 [num_trajectories]."""
+    """Responses to train on: trajectories with the advantage of each response token, float64 [R] per trajectory."""
 
     trajectories: list[Trajectory]
-    advantages: npt.NDArray[np.float64]
+    advantages: list[npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Views of some trajectories with everything about them that the update leaves constant, all float32 [T]."""
+    """Views of some trajectories and their units, with everything about them that the update leaves constant, all [U] but the order's, [T].
+
+    order_weights, order_advantages, old_order: of the order of commitment, a unit per predicted token, if the method scores it.
+    """
 
     views: Views
+    units: Units
     weights: torch.Tensor
     advantages: torch.Tensor
     old_logprobs: torch.Tensor
     reference_logprobs: torch.Tensor
+    old_order: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class ValueSide:
+    """A round's value model with its trainer."""
+
+    model: ValueModel
+    settings: Critic
+    trainer: Trainer
 
 
 def train_rl(
     model: Transformer,
     reference: Transformer | None,
+    value_model: ValueModel | None,
     tokenizer: Tokenizer,
     train_tasks: dict[str, list[Task]],
     test_tasks: dict[str, list[Task]],
@@ -73,25 +95,37 @@ def train_rl(
 ) -> dict[str, list[dict[str, Any]]]:
     """Trains `model` in place; returns the curves `train` (a row per iteration) and `held_out`. Rollout files lie in the workspace.
 
-    reference: the initial policy, needed for kl_to "initial". Tasks by set; raises TrainingError when too few groups are informative.
+    reference: the initial policy, needed for kl_to "initial" and "synced" (where it is overwritten). value_model: trained beside the policy
+    for advantages "gae". Tasks by set; raises TrainingError when too few groups are informative.
     """
-    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates)
+    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs)
+    value = None
+    if value_model is not None and settings.value is not None:
+        updates = -(-settings.iterations // settings.value.every) * settings.value.updates
+        value = ValueSide(value_model, settings.value, Trainer(value_model, settings.value.optimizer, updates))
     curves: dict[str, list[dict[str, Any]]] = {"train": [], "held_out": []}
-    iteration = 0
+    iteration, synced = 0, 0
     if saved := workspace.load():
         trainer.load_state(saved[0])
-        curves, iteration = saved[1]["curves"], saved[1]["iteration"]
-    rounds = _Round(model, reference, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
+        curves, iteration, synced = saved[1]["curves"], saved[1]["iteration"], saved[1].get("synced", 0)
+        if value is not None:
+            value.trainer.load_state(_under("value", saved[0]))
+        if reference is not None and settings.kl_to == "synced":
+            reference.load_state_dict(_under("reference", saved[0]))
+    rounds = _Round(model, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
     while iteration < settings.iterations:
         if iteration == 0 and not curves["held_out"]:
             curves["held_out"] += rounds.held_out(test_tasks, 0)
         iteration += 1
+        if reference is not None and settings.sync_every is not None and trainer.num_steps - synced >= settings.sync_every:
+            reference.load_state_dict(model.state_dict())
+            synced = trainer.num_steps
         row = rounds.iterate(trainer, train_tasks, iteration)
         curves["train"].append(row)
         if iteration % settings.held_out.every == 0 or iteration == settings.iterations:
             curves["held_out"] += rounds.held_out(test_tasks, iteration)
-        if iteration % settings.save_every == 0 or iteration == settings.iterations:
-            workspace.save(trainer.state(), {"curves": curves, "iteration": iteration})
+        if iteration % settings.save_every == 0 or iteration == settings.iterations or workspace.stopping():
+            workspace.save(rounds.state(trainer), {"curves": curves, "iteration": iteration, "synced": synced})
         on_iteration(iteration, settings.iterations, f"reward {row['reward']:.2f}")
     return curves
 
@@ -102,6 +136,7 @@ class _Round:
 
     model: Transformer
     reference: Transformer | None
+    value: ValueSide | None
     tokenizer: Tokenizer
     settings: RlRound
     truncated_is_wrong: bool
@@ -124,16 +159,21 @@ class _Round:
                 do="use easier or harder tasks, a larger group_size or a higher max_sampled_groups; every rollout so far is kept",
             )  # fmt: skip
         order = generator_for(self.seed, self.stage, iteration, "updates").permutation(len(kept))
-        batches = [_batch([kept[i] for i in part], self.settings) for part in np.array_split(order, self.settings.updates) if len(part)]
-        prepared = [self._micro_batches(batch) for batch in batches]
-        figures = [self._update(trainer, micro_batches) for micro_batches in prepared]
+        advantages, figures = self._advantages(kept, iteration)
+        batches = [self._batch(kept, advantages, part) for part in np.array_split(order, self.settings.updates) if len(part)]
+        prepared = [self._micro_batches(batch, iteration, 0) for batch in batches]
+        for epoch in range(1, self.settings.epochs):
+            again = self.method.draws
+            prepared += [self._micro_batches(batch, iteration, epoch) for batch in batches] if again else prepared[: len(batches)]
+        updates = [self._update(trainer, micro_batches) for micro_batches in prepared]
         summary = summarise(table, 1, self.seed)
         return {
             "iteration": iteration,
             "reward": float(np.mean([r.reward for r in rollouts])),
             "sampled_groups": len(groups),
             "kept_groups": len(kept),
-            **{name: float(np.mean([f[name] for f in figures])) for name in figures[0]},
+            **{name: float(np.mean([u[name] for u in updates])) for name in updates[0]},
+            **figures,
             **{name: summary[name] for name in ("tokens_per_step", "mean_length", "truncation_rate")},
         }
 
@@ -171,54 +211,134 @@ class _Round:
             missing = settings.groups - sum(keeps_group(_rewards(group), settings.pass_rate) for group in groups)
         return groups
 
-    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """Views, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use."""
-        settings, family, size = self.settings, self.model.family, self.settings.train_block_size
-        plans = [trace_plan(trajectory, size, family, settings.shrink) for trajectory in batch.trajectories]
+    def state(self, trainer: Trainer) -> dict[str, torch.Tensor]:
+        """Everything a killed round needs to go on: the policy's trainer, the value model's, and a reference that moves."""
+        tensors = trainer.state()
+        if self.value is not None:
+            tensors |= {f"value.{name}": tensor for name, tensor in self.value.trainer.state().items()}
+        if self.reference is not None and self.settings.kl_to == "synced":
+            tensors |= {f"reference.{name}": tensor for name, tensor in self.reference.state_dict().items()}
+        return tensors
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.settings.method]
+
+    def _advantages(self, kept: Sequence[Sequence[Rollout]], iteration: int) -> tuple[list[list[Floats]], dict[str, float]]:
+        """Advantage of each response token of each rollout, float64 [R], and the value model's figures before its update."""
+        if self.value is None:
+            kind = self.settings.advantages
+            by_group = [self.method.weigh(group_advantages(kind, _rewards(group))) for group in kept]
+            return [[np.full(len(r.trajectory.response_ids), a) for r, a in zip(g, given, strict=True)]
+                    for g, given in zip(kept, by_group, strict=True)], {}  # fmt: skip
+        critic, model, trainer = self.value.settings, self.value.model, self.value.trainer
+        trajectories = [self._trainable(rollout) for group in kept for rollout in group]
+        rewards = [outcome(reward) for group in kept for reward in group_advantages("group", _rewards(group))]
+        order = generator_for(self.seed, self.stage, iteration, "value updates").permutation(len(trajectories))
+        parts = [
+            score(model, trajectories, part.tolist(), rewards, self.settings, critic, self.tokenizer.mask_id)
+            for part in np.array_split(order, critic.updates)
+            if len(part)
+        ]
+        everything = [scored for part in parts for scored in part]
+        tables = iter(token_advantages(everything, trajectories))
+        figures = explained(everything)
+        if (iteration - 1) % critic.every == 0:
+            update(trainer, model, parts, critic.clip)
+        return [[next(tables) for _ in group] for group in kept], figures
+
+    def _trainable(self, rollout: Rollout) -> Trajectory:
+        """The rollout's trajectory with up to `num_pad` of the end tokens that follow the first one made trainable."""
+        trajectory, end_ids = rollout.trajectory, self.tokenizer.end_ids
+        last = trajectory.num_tokens
+        while last < min(trajectory.num_tokens + self.settings.num_pad, len(trajectory.response_ids)):
+            if trajectory.response_ids[last] not in end_ids:
+                break
+            last += 1
+        return replace(trajectory, num_tokens=last)
+
+    def _batch(self, kept: Sequence[Sequence[Rollout]], advantages: list[list[Floats]], part: npt.NDArray[np.int64]) -> Batch:
+        rollouts = [(rollout, table) for i in part for rollout, table in zip(kept[i], advantages[i], strict=True)]
+        return Batch([self._trainable(rollout) for rollout, _ in rollouts], [table for _, table in rollouts])
+
+    def _micro_batches(self, batch: Batch, iteration: int, epoch: int) -> list[MicroBatch]:
+        """Views, units, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use."""
+        settings, family, size, method = self.settings, self.model.family, self.settings.train_block_size, self.method
+        plans = [self._plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
         lengths = [num_layout_tokens(t, p, size, family) for t, p in zip(batch.trajectories, plans, strict=True)]
-        tokens = sum(trajectory.num_tokens for trajectory in batch.trajectories)
+        tokens = sum(num_units(method, p, t) for p, t in zip(plans, batch.trajectories, strict=True))
         divisor = denominator(settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens)
         prepared = []
         for indices in packed(lengths, settings.micro_batch_tokens):
             chosen = [batch.trajectories[i] for i in indices]
             views = build_views(chosen, [plans[i] for i in indices], size, family, self.tokenizer.mask_id)
+            units = units_of(method, views, [trajectory.num_tokens for trajectory in chosen])
+            weights = unit_weights(settings.reduction, units, divisor).to(self.model.device)
+            starts = torch.tensor(np.cumsum([0, *(len(t.response_ids) for t in chosen)])[:-1])
+            table = torch.from_numpy(np.concatenate([batch.advantages[i] for i in indices]))
+            units = units.to(self.model.device)
             with torch.no_grad():
-                old = token_logprobs(self.model.eval(), views, settings.sampler.temperature)
-                initial = token_logprobs(self.reference, views, settings.sampler.temperature) if self.reference is not None else old
-            advantages = torch.from_numpy(batch.advantages[indices]).to(old.dtype)[views.source].to(old.device)
-            prepared.append(
-                MicroBatch(views, token_weights(settings.reduction, views.group, divisor).to(old.device), advantages, old, initial)
-            )
+                logprobs, order = scores(method, self.model.eval(), views, settings)
+                advantages = table[starts[units.source.cpu()] + units.token.cpu()].to(logprobs.dtype).to(logprobs.device)
+                old = estimates(method, logprobs, units, views, advantages, settings)
+                reference = old
+                if self.reference is not None:
+                    theirs, _ = scores(method, self.reference, views, settings)
+                    reference = estimates(method, theirs, units, views, advantages, settings)
+            prepared.append(MicroBatch(views, units, weights, advantages, old, reference, order))
         return prepared
+
+    def _plan(self, trajectory: Trajectory, iteration: int, epoch: int) -> Plan:
+        """The method's views of a trajectory. Their noise is a function of the trajectory's content, not of its place in a batch."""
+        key = hashlib.blake2b(trajectory.prompt_ids.tobytes() + b"|" + trajectory.response_ids.tobytes(), digest_size=8).hexdigest()
+        generator = generator_for(self.seed, self.stage, iteration, epoch, "views", key)
+        return self.method.plan(trajectory, self.settings, self.model.family, generator)
 
     def _update(self, trainer: Trainer, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimizer step (in evaluation mode: no dropout in any RL pass), with its figures."""
-        settings, kl, clipped, count = self.settings, 0.0, 0.0, 0
+        figures = {"kl": 0.0, "clip_fraction": 0.0, **({"order_clip_fraction": 0.0} if self.method.ordered else {})}
+        count = sum(len(batch.old_logprobs) for batch in micro_batches)
 
         def loss_of(batch: MicroBatch) -> Callable[[], torch.Tensor]:
-            def loss() -> torch.Tensor:
-                nonlocal kl, clipped, count
-                logprobs = token_logprobs(self.model, batch.views, settings.sampler.temperature)
-                difference = logprobs.detach() - batch.old_logprobs
-                kl += float((torch.exp(difference) - 1 - difference).sum())
-                clipped += float(((difference < np.log1p(-settings.clip[0])) | (difference > np.log1p(settings.clip[1]))).sum())
-                count += len(difference)
-                return policy_loss(logprobs, batch.old_logprobs, batch.reference_logprobs, batch.advantages, batch.weights,
-                                   settings.clip, settings.kl, settings.kl_weight)  # fmt: skip
-
-            return loss
+            return lambda: self._loss(batch, figures)
 
         stats = trainer.step([loss_of(batch) for batch in micro_batches])
-        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, "kl": kl / count, "clip_fraction": clipped / count}
+        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **{k: v / max(count, 1) for k, v in figures.items()}}
+
+    def _loss(self, batch: MicroBatch, figures: dict[str, float]) -> torch.Tensor:
+        """The loss of a micro-batch; adds up its figures."""
+        settings, units = self.settings, batch.units
+        logprobs, order = scores(self.method, self.model, batch.views, settings)
+        new = estimates(self.method, logprobs, units, batch.views, batch.advantages, settings)
+        difference = new.detach() - batch.old_logprobs
+        figures["kl"] += float((torch.exp(difference) - 1 - difference).sum())
+        figures["clip_fraction"] += self._clipped(difference, settings.clip, units)
+        gain = policy_gain(settings.ratio, new, batch.old_logprobs, batch.advantages, settings.clip, units.source, units.weight)
+        penalty = kl_penalty(settings.kl, new * units.size, batch.reference_logprobs * units.size) / units.size
+        loss = policy_loss(gain, penalty, batch.weights, settings.kl_weight)
+        if order is None or batch.old_order is None:
+            return loss
+        clip, weight = given(settings.order_clip), given(settings.order_weight)
+        figures["order_clip_fraction"] += self._clipped(order.detach() - batch.old_order, clip, units)
+        gain = policy_gain(settings.ratio, order, batch.old_order, batch.advantages, clip, units.source, units.weight)
+        return loss - weight * (batch.weights * gain).sum()
+
+    def _clipped(self, difference: torch.Tensor, clip: tuple[float, float], units: Units) -> float:
+        """How many units have a ratio outside the clip."""
+        if self.settings.ratio == "none":
+            return 0.0
+        if self.settings.ratio == "sequence":
+            difference = response_mean(difference, units.source, units.weight)
+        return float(((difference < np.log1p(-clip[0])) | (difference > np.log1p(clip[1]))).sum())
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors whose name starts with a prefix, without it."""
+    return {name.removeprefix(prefix + "."): tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
 
 
 def _rewards(group: Sequence[Rollout]) -> npt.NDArray[np.float64]:
     return np.array([rollout.reward for rollout in group], dtype=np.float64)
-
-
-def _batch(groups: Sequence[Sequence[Rollout]], settings: RlRound) -> Batch:
-    trajectories = [rollout.trajectory for group in groups for rollout in group]
-    return Batch(trajectories, np.concatenate([group_advantages(settings.advantages, _rewards(group)) for group in groups]))
 
 
 def _draw_tasks(tasks: dict[str, list[Task]], shares: dict[str, float], count: int, rng: np.random.Generator) -> list[Task]:

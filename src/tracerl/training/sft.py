@@ -1,13 +1,15 @@
 """Supervised fine-tuning on trajectories, and with it the training of the small default base.
 
-Objectives: `random`, fresh block-wise noise at every visit; `trace`, the views of each example's step map. For block attention a random
-view in the training layout is the semi-autoregressive objective.
+Objectives: `random`, fresh noise at every visit, a level per block or per sequence; `semi_ar`, a level per block, earlier blocks clean and
+later ones masked (for block attention the same as `random`); `trace`, the views of each example's step map; `ar`, next-token prediction
+for shifted families.
 
 Departures from the paper: the loss is divided by all trainable tokens of the batch, the unmasked included, so that with weights 1/t and
-t ~ U(0, 1) it is the evidence bound exactly; the run of end tokens that closes the last block is learned, further padding does not exist.
+t ~ U(0, 1) it is the evidence bound exactly; of the run of end tokens that closes the last block `end_tokens` are learned (all, if it is
+null), further padding does not exist.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +17,16 @@ import numpy as np
 import torch
 
 from tracerl.config import Training
-from tracerl.errors import DataError
+from tracerl.errors import DataError, ParamsError
+from tracerl.models.families import FAMILIES
+from tracerl.models.lora import seed_dropout
 from tracerl.models.masks import block_starts_after
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
-from tracerl.objectives.views import Plan, build_views, num_layout_tokens, random_plan, trace_plan
-from tracerl.seeds import generator_for
+from tracerl.objectives.views import Plan, build_views, causal_plan, num_layout_tokens, random_plan, semi_ar_plan, trace_plan
+from tracerl.seeds import generator_for, key_for
 from tracerl.store.workspace import Workspace
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Task, Trajectory
@@ -45,17 +49,20 @@ def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     )
 
 
-def completed(trajectory: Trajectory, block_size: int, end_ids: Sequence[int]) -> Trajectory:
-    """The trajectory filled with end tokens to a whole block, the closing run of end tokens made trainable.
+def completed(trajectory: Trajectory, block_size: int, tokenizer: Tokenizer, end_tokens: int | None = None) -> Trajectory:
+    """The trajectory filled with padding to a whole block, the closing run of end and pad tokens made trainable.
 
-    What a sampler wrote after its end token stays as it is and, unless it is more end tokens, untrained.
+    end_tokens: how many of that run are, the first included; null for all. What a sampler wrote after its end token stays as it is and,
+    unless it is more of those, untrained.
     """
+    closing = (*tokenizer.end_ids, tokenizer.pad_id)
     total = block_starts_after(len(trajectory.prompt_ids) + len(trajectory.response_ids), block_size)
     fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
-    ids = np.concatenate([trajectory.response_ids, np.full(fill, end_ids[0], dtype=np.int32)])
+    ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
     steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
     trainable = trajectory.num_tokens
-    while trajectory.stop_reason == "end" and trainable < len(ids) and ids[trainable] in end_ids:
+    most = len(ids) if end_tokens is None else min(len(ids), trajectory.num_tokens - 1 + end_tokens)
+    while trajectory.stop_reason == "end" and trainable < most and ids[trainable] in closing:
         trainable += 1
     return replace(trajectory, response_ids=ids, step_map=steps, num_tokens=trainable, canvas_length=max(total, trajectory.canvas_length))
 
@@ -72,23 +79,30 @@ def train_sft(
 ) -> list[dict[str, Any]]:
     """Trains `model` in place on `examples` (task set -> trajectories) and returns its curve, one row per `save_every` steps.
 
-    Resumes from the workspace. Every step's examples, block size and noise are functions of (seed, stage, step).
+    Resumes from the workspace. Every step's examples, block size and noise are functions of (seed, stage, step). Raises ParamsError for the
+    objective `ar` with a family that does not shift: it would read each token where the token itself is seen.
     """
+    if settings.objective == "ar" and not model.family.shift:
+        raise ParamsError("next-token prediction needs a family that shifts its logits", where=f"{stage}: objective 'ar'",
+                          got=model.family.name, wanted=", ".join(f.name for f in FAMILIES.values() if f.shift))  # fmt: skip
     trainer = Trainer(model.train(), settings.optimizer, settings.num_steps)
     curve: list[dict[str, Any]] = []
+    recent: list[float] = []  # losses since the curve's last row
     if saved := workspace.load():
         trainer.load_state(saved[0])
-        curve = saved[1]["curve"]
-    recent: list[float] = []  # losses since the last save
+        curve, recent = saved[1]["curve"], saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
+        seed_dropout(model, key_for(seed, stage, "dropout", trainer.num_steps))
         stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
         done = trainer.num_steps
-        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
-        if done % settings.save_every == 0 or done == settings.num_steps:
+        due = done % settings.save_every == 0 or done == settings.num_steps
+        if due:
             curve.append({"step": done, "loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr})
             recent = []
-            workspace.save(trainer.state(), {"curve": curve})
+        if due or workspace.stopping():
+            workspace.save(trainer.state(), {"curve": curve, "recent": recent})
+        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
     model.eval()
     return curve
 
@@ -102,7 +116,7 @@ def _micro_batches(
     shares = np.array([settings.tasks[name] for name in examples])
     sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
     pools = list(examples.values())
-    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer.end_ids) for i in sets]
+    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer, settings.end_tokens) for i in sets]
     plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
@@ -120,7 +134,10 @@ def _micro_batches(
 def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: Training, rng: np.random.Generator) -> Plan:
     if settings.objective == "trace":
         return trace_plan(trajectory, block_size, model.family, settings.shrink)
-    return random_plan(trajectory, block_size, model.family, settings.noise, settings.weighting, rng)
+    if settings.objective == "ar":
+        return causal_plan(trajectory)
+    noisy = semi_ar_plan if settings.objective == "semi_ar" else random_plan
+    return noisy(trajectory, block_size, model.family, settings.noise, settings.weighting, rng)
 
 
 def check_lengths(examples: dict[str, list[Trajectory]], max_length: int, stage: str) -> tuple[dict[str, list[Trajectory]], dict[str, int]]:

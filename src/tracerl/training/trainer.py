@@ -1,6 +1,6 @@
 """The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with globally counted denominators.
 
-SFT, the policy and later the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
+SFT, the policy and the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
 number, so that a resumed run continues bit for bit.
 """
 
@@ -12,7 +12,6 @@ import torch
 
 from tracerl.config import Optimizer
 from tracerl.errors import TrainingError
-from tracerl.models.transformer import Transformer
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class StepStats:
 class Trainer:
     """A model with its optimizer. `total_steps` is where the rate schedule ends."""
 
-    def __init__(self, model: Transformer, settings: Optimizer, total_steps: int) -> None:
+    def __init__(self, model: torch.nn.Module, settings: Optimizer, total_steps: int) -> None:
         self.model, self.settings, self.total_steps = model, settings, total_steps
         self.num_steps = 0
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.parameters.values(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
         )
@@ -58,7 +57,7 @@ class Trainer:
         return StepStats(total, norm, rate)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Weights, moments and step count, by name."""
+        """Trained weights, moments and step count, by name."""
         tensors = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -73,7 +72,9 @@ class Trainer:
                 parameter.copy_(tensors[f"model.{name}"])
                 if self.num_steps:
                     keys = ("step", "exp_avg", "exp_avg_sq")
-                    self.optimizer.state[parameter] = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
+                    state = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
+                    # The step count stays where AdamW keeps it, in host memory.
+                    self.optimizer.state[parameter] = {key: v if key == "step" else v.to(parameter.device) for key, v in state.items()}
 
     def _check(self, value: float, name: str) -> None:
         if not math.isfinite(value):

@@ -1,0 +1,177 @@
+"""The pipeline flow: every stage of the DVC graph as a Prefect task that runs it through DVC.
+
+    python -m flows.pipeline                    everything, as `dvc repro` would
+    python -m flows.pipeline evaluate report    these stages and what they need
+
+The plan is read from the DVC graph at the start of each run: stages are declared in dvc.yaml only. What is fresh is DVC's decision too: a
+task runs `dvc repro --single-item STAGE` and reads from its output whether the stage ran, was restored from the run cache or was unchanged.
+Prefect adds schedules, retries, limits, logs, artifacts and a button that stops it all.
+"""
+
+# No `from __future__ import annotations`: Prefect makes the form of the parameters from the real annotations.
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow, get_run_logger, task
+from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.futures import PrefectFuture, as_completed
+from prefect.states import Cancelled, Completed, Failed
+from pydantic import Field
+
+from flows import artifacts, process
+from flows.output import MEANING, Output, run_unlocked
+from flows.workspace import Stage, held, override_params, read_plan, wait_for_plain_dvc
+
+Logger = logging.Logger | logging.LoggerAdapter[Any]
+
+RETRY_SECONDS = 2.0
+
+MaxParallel = Annotated[int, Field(ge=1, le=64)]
+Retries = Annotated[int, Field(ge=0, le=10)]
+
+
+@flow(name="pipeline")
+def pipeline(
+    targets: list[str] = [],  # noqa: B006
+    overrides: dict[str, Any] = {},  # noqa: B006
+    force: bool = False,
+    max_parallel: MaxParallel = 2,
+    retries: Retries = 0,
+) -> State[None]:
+    """Brings the stages of this folder's DVC project up to date. A run over a folder in use waits for the other one to end.
+
+    Args:
+        targets: Stages (rl@short) or groups of stages (evaluate) to bring up to date, with what they need; all if empty.
+        overrides: Params to change in params.yaml before the run, for example {"rl.short.iterations": 20}.
+        force: Run the targets, or all stages, even if nothing changed.
+        max_parallel: How many independent stages run at the same time.
+        retries: How often a failed stage is tried again. It goes on from its last saved work.
+    """
+    root, logger = Path.cwd(), get_run_logger()
+    process.start_afresh()
+    with held(root, run_name(), logger.info):
+        if overrides:
+            change_params(root, overrides, logger)
+        plan = read_plan(root, targets)
+        logs = root / "logs" / run_name()
+        states: dict[str, State[Any]] = {}
+        try:
+            forced = [name for name in plan if force and named(name, targets)]
+            run_plan(plan, root, logs, forced, max_parallel, retries, states)
+        except BaseException:  # Prefect's cancel is one of them
+            process.stop_all()
+            raise
+        finally:
+            show_results(plan, states, root, logs)
+    return summary(plan, states)
+
+
+def run_plan(
+    plan: Mapping[str, Stage], root: Path, logs: Path, forced: list[str], max_parallel: int, retries: int, states: dict[str, State[Any]]
+) -> None:
+    """Runs each stage as soon as what it needs has run and one of the slots is free; fills `states`."""
+    order = TopologicalSorter({name: stage.needs for name, stage in plan.items()})
+    order.prepare()
+    futures: dict[str, PrefectFuture[Any]] = {}
+    ready: list[str] = []
+    running: dict[PrefectFuture[Any], str] = {}
+    while order.is_active():
+        ready += sorted(order.get_ready(), key=list(plan).index)
+        while ready and len(running) < max_parallel:
+            stage = plan[name := ready.pop(0)]
+            one = run_stage.with_options(name=name, description=stage.description, tags=stage.tags, retries=retries,
+                                         retry_delay_seconds=RETRY_SECONDS, task_run_name=name)  # fmt: skip
+            needs = [futures[need] for need in stage.needs]
+            futures[name] = one.submit(stage, str(root), str(logs), name in forced, return_state=False, wait_for=needs)
+            running[futures[name]] = name
+        finished = next(as_completed(list(running)))
+        finished.wait()  # or its state is not there yet
+        name = running.pop(finished)
+        states[name] = finished.state
+        order.done(name)  # also if it failed: what needs it then shows as NotReady
+
+
+@task
+def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
+    """One stage through DVC, with its log, its progress and its metrics."""
+    logger, started = get_run_logger(), time.monotonic()
+    log = Path(logs) / f"{stage.name}.log"
+    output = Output(stage.name, log, logger)
+    command = process.dvc("repro", "--single-item", *(["--force"] if force else []), stage.name)
+    try:
+        code = run_unlocked(command, Path(root), log, output)
+    finally:
+        if output.outcome != "Cached":
+            artifacts.publish_metrics(Path(root), stage.name, stage.metrics)
+    if process.stopping():
+        return Cancelled(message=f"Stopped. The next run goes on from what is saved. Log: {log}")
+    if code:
+        return Failed(message=f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}")
+    return Completed(name=output.outcome, message=f"{MEANING[output.outcome]}, {time.monotonic() - started:.0f} s. Log: {log}")
+
+
+def change_params(root: Path, overrides: Mapping[str, Any], logger: Logger) -> None:
+    """Writes the overrides into params.yaml, where DVC sees them, and shows them."""
+    path, aside = root / "params.yaml", root / "params.yaml.tmp"
+    override_params(path.read_text(), overrides)  # a mistake shows before any waiting
+    wait_for_plain_dvc(root, logger.info)
+    aside.write_text(override_params(path.read_text(), overrides))
+    aside.replace(path)
+    rows = [{"param": key, "value": repr(value)} for key, value in overrides.items()]
+    artifacts.publish_table("overrides", rows, "Params that this run changed in params.yaml")
+
+
+def show_results(plan: Mapping[str, Stage], states: Mapping[str, State[Any]], root: Path, logs: Path) -> None:
+    """A table of what happened to each stage, and links to the pages; also after a failure or a cancel."""
+    rows = [
+        {"stage": name, "state": states[name].name if name in states else "unfinished", "log": f"{logs.relative_to(root)}/{name}.log"}
+        for name in plan
+    ]
+    artifacts.publish_table("stages", rows, "What this run did")
+    artifacts.publish_links(root, [page for stage in plan.values() for page in stage.pages])
+
+
+def summary(plan: Mapping[str, Stage], states: Mapping[str, State[Any]]) -> State[None]:
+    """The state of the whole run, which names what failed."""
+    names = [states[name].name or "" for name in plan]
+    counts = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+    failed = [name for name in plan if states[name].is_failed() or states[name].is_crashed()]
+    if failed:
+        return Failed(message=f"Failed: {', '.join(failed)} ({counts})")
+    return Completed(message=counts)
+
+
+def named(stage: str, targets: list[str]) -> bool:
+    """Whether the targets name a stage, or there are none."""
+    return not targets or stage in targets or stage.split("@")[0] in targets
+
+
+def run_name() -> str:
+    """The name of the flow run, with the beginning of its id, since names may repeat."""
+    context = FlowRunContext.get()
+    assert context is not None
+    assert context.flow_run is not None
+    return f"{context.flow_run.name}-{str(context.flow_run.id)[:8]}"
+
+
+def main() -> None:
+    """Runs the flow once, from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="*", help="stages or groups of stages; all by default")
+    parser.add_argument("--force", action="store_true", help="run the targets even if nothing changed")
+    parser.add_argument("--max-parallel", type=int, default=2, metavar="N", help="independent stages at the same time (2)")
+    parser.add_argument("--retries", type=int, default=0, metavar="N", help="how often a failed stage is tried again (0)")
+    arguments = parser.parse_args()
+    state = pipeline(**vars(arguments), return_state=True)
+    sys.exit(0 if state.is_completed() else f"{state.name}: {state.message}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""A project folder as the flows see it: the plan in its DVC graph, its params with overrides, and one flow at a time."""
+
+import contextlib
+import copy
+import fcntl
+import graphlib
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ruamel.yaml import YAML
+
+from tracerl.config import parse_params
+from tracerl.errors import ParamsError, TracerlError
+
+_WAIT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a flow knows of a DVC stage; paths are relative to the project.
+
+    Example: Stage(name="rl@short", description="TraceRL round short", needs=("sft@short", "tasks"),
+    metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags: [...]}` of the stage in dvc.yaml.
+    """
+
+    name: str
+    description: str
+    needs: tuple[str, ...]
+    metrics: tuple[str, ...]
+    pages: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
+    """The stages that the targets need and the targets, or all stages: each after those it needs.
+
+    A target is a stage (rl@short) or a group of stages (rl). Raises ParamsError for any other name.
+    """
+    from dvc.repo import Repo
+
+    with Repo(str(root)) as repo:
+        graph = repo.index.graph
+        stages = {node.addressing: _stage(root, node, [needed.addressing for needed in graph.successors(node)]) for node in graph}
+    chosen = [name for name in stages for target in targets or [name] if target in (name, name.split("@")[0])]
+    if unknown := [target for target in targets if not any(target in (name, name.split("@")[0]) for name in stages)]:
+        raise ParamsError("no stage of this name", where="targets", got=", ".join(unknown), wanted=", ".join(sorted(stages)))
+    wanted: set[str] = set()
+    while chosen:
+        name = chosen.pop()
+        if name not in wanted:
+            wanted.add(name)
+            chosen += stages[name].needs
+    order = graphlib.TopologicalSorter({name: stages[name].needs for name in sorted(wanted)})
+    return {name: stages[name] for name in order.static_order()}
+
+
+def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
+    outs = [Path(out.fs_path).relative_to(root) for out in node.outs]
+    metrics = [path.as_posix() for path, out in zip(outs, node.outs, strict=True) if out.metric]
+    pages = [path.as_posix() for path in outs if path.suffix == ".html"]
+    tags = (node.meta or {}).get("tags", [])
+    return Stage(node.addressing, node.desc or node.cmd, tuple(sorted(needs)), tuple(metrics), tuple(pages), tuple(tags))
+
+
+def override_params(text: str, overrides: Mapping[str, Any], where: str = "params.yaml") -> str:
+    """The text of a params file with `overrides` (dotted key -> value), checked against the params' schema.
+
+    Comments and anchors stay, unless a value is shared through an anchor with keys that are not overridden: then every anchor is written
+    out, since `dvc exp run -S` and a plain edit would change the other keys too, or nothing. Raises ParamsError.
+    """
+    yaml = YAML()
+    yaml.preserve_quotes, yaml.width = True, 4096
+    wanted = _plain(text)
+    for key, value in overrides.items():
+        _assign(wanted, key, copy.deepcopy(value), where)
+    parse_params(wanted, where)
+    tree = yaml.load(text)
+    for key, value in overrides.items():
+        _assign(tree, key, copy.deepcopy(value), where)
+    edited = io.StringIO()
+    yaml.dump(tree, edited)
+    if _plain(edited.getvalue()) == wanted:
+        return edited.getvalue()
+    resolved = io.StringIO()
+    yaml.dump(wanted, resolved)
+    return "# Written by a flow run with overrides: anchors are resolved and comments lost; git has the original.\n" + resolved.getvalue()
+
+
+def _plain(text: str) -> Any:
+    """The data of a YAML file, no object shared between two keys."""
+    data = YAML(typ="safe", pure=True).load(text)
+    return data if data is None else _unshared(data)
+
+
+def _unshared(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _unshared(value) for key, value in data.items()}
+    return [_unshared(value) for value in data] if isinstance(data, list) else data
+
+
+def _assign(tree: Any, key: str, value: Any, where: str) -> None:
+    parts = key.split(".")
+    for depth, part in enumerate(parts, start=1):
+        known = {str(name): name for name in tree} if isinstance(tree, dict) else {}
+        if part not in known:
+            raise ParamsError("an override names no key of the params", where=f"{where}: {key}", got=part, wanted=", ".join(known))
+        if depth == len(parts):
+            tree[known[part]] = value
+        tree = tree[known[part]]
+
+
+@contextlib.contextmanager
+def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -> Iterator[None]:
+    """One flow of a kind at a time in this folder: waits, saying for whom, until no other one holds it. The lock ends with the process."""
+    path = root / ".dvc" / "tmp" / f"{what}.lock"
+    if not (root / ".dvc").is_dir():
+        raise TracerlError("not a DVC project", where=str(root), do="start the flow in the folder that holds .dvc/ and dvc.yaml")
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a+") as file:
+        waits = Patience(say)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                file.seek(0)
+                waits.wait(f"another flow run works in this folder ({file.read().strip()})")
+        file.truncate(0)
+        file.write(f"{who}, process {os.getpid()}")
+        file.flush()
+        yield
+
+
+def wait_for_plain_dvc(root: Path, say: Callable[[str], None]) -> None:
+    """Waits until no `dvc repro` runs stages in this folder: it reads params.yaml as it goes, so that nobody may change it meanwhile."""
+    waits = Patience(say)
+    while busy := _dvc_processes(root):
+        waits.wait(f"another DVC process runs stages in this folder (process {', '.join(map(str, busy))})")
+
+
+def _dvc_processes(root: Path) -> list[int]:
+    """Living processes that hold DVC's locks on stages' inputs and outputs."""
+    path = root / ".dvc" / "tmp" / "rwlock"
+    if not path.is_file():
+        return []
+    try:
+        locks = json.loads(path.read_text())
+    except json.JSONDecodeError:  # read between DVC's emptying and writing it
+        time.sleep(0.1)
+        locks = json.loads(path.read_text())
+    holders = [*locks.get("write", {}).values(), *(reader for readers in locks.get("read", {}).values() for reader in readers)]
+    return sorted({holder["pid"] for holder in holders if psutil.pid_exists(holder["pid"])})
+
+
+class Patience:
+    """Waiting that says for what it waits, at once and then every minute."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said = float("-inf")
+
+    def wait(self, reason: str) -> None:
+        if time.monotonic() - self._said >= 60:
+            self._said = time.monotonic()
+            self._say(f"Waiting: {reason}")
+        time.sleep(_WAIT_SECONDS)

@@ -1,0 +1,64 @@
+"""Autoregressive baselines (Qwen2.5, Qwen3, Llama), which the papers' tables compare with: evaluation only.
+
+They are transformers' own classes, named one by one, so that no code from a directory can be run; weights are safetensors, and complete.
+"""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+from tracerl.config import Compute
+from tracerl.errors import CheckpointError
+from tracerl.models.checkpoint import device_of, dtype_of, load_checkpoint, read_config
+from tracerl.models.families import AUTOREGRESSIVE
+from tracerl.models.tokenizer import Tokenizer, load_tokenizer
+from tracerl.models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NO_MASK = -1
+_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
+
+
+def is_baseline(directory: Path) -> bool:
+    """Whether a directory holds an autoregressive model (an adapter directory has no config.json and does not)."""
+    return (directory / "config.json").is_file() and read_config(directory).get("model_type") in AUTOREGRESSIVE
+
+
+def load_policy(directory: Path, compute: Compute) -> "tuple[Transformer | PreTrainedModel, Tokenizer]":
+    """What can be evaluated: a checkpoint of the one transformer, or a baseline."""
+    return load_baseline(directory, compute) if is_baseline(directory) else load_checkpoint(directory, compute)
+
+
+def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, Tokenizer]":
+    """A baseline in evaluation mode, and its tokenizer, whose mask id is NO_MASK.
+
+    Raises CheckpointError for tensors that are missing, left over or of another shape, for damaged files and for pickled weights.
+    """
+    import transformers
+
+    config = read_config(directory)
+    kind = getattr(transformers, AUTOREGRESSIVE[config["model_type"]])
+    tokenizer = load_tokenizer(directory, NO_MASK)
+    dtype = dtype_of(config, directory) if compute.dtype == "stored" else getattr(torch, compute.dtype)
+    try:
+        model, told = kind.from_pretrained(directory, local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError("the weights cannot be read", where=str(directory), got=error,
+                              wanted="config.json and complete safetensors") from error  # fmt: skip
+    wrong = {key: sorted(map(str, told[key])) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if told.get(key)}
+    if wrong:
+        raise CheckpointError("tensors do not fit the config", where=str(directory), got=wrong)
+    return model.eval().to(device_of(compute)), tokenizer
+
+
+def copy_baseline(source: Path, target: Path) -> None:
+    """Copies what a baseline consists of: configs, tokenizer, safetensors; no code and no pickle."""
+    target.mkdir(parents=True, exist_ok=True)
+    for pattern in _FILES:
+        for path in source.glob(pattern):
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,163 @@
+"""What this machine has, and what a params file will need of it before anything is launched.
+
+Parameters, optimizer state and key/value caches are counted exactly; activations and logits are estimated from what a pass keeps, so a
+total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is not in it.
+"""
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from tracerl.config import Compute, Lora, Params, RlRound, Sampler, Training
+from tracerl.models.attention import flash_installed
+from tracerl.models.checkpoint import architecture_of, dtype_of, read_config
+from tracerl.models.families import FAMILIES
+from tracerl.models.lora import Adapters, add_adapters
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.models.transformer import Architecture, Transformer
+
+_PACKAGES = (
+    "tracerl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "duckdb", "pyarrow", "dvc", "prefect", "great-expectations",
+    "math-verify", "deepspeed", "flash-attn", "peft", "reasoning-gym", "datasets",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes a stage needs at its peak. state: gradients and optimizer moments. passes: activations, logits and caches."""
+
+    stage: str
+    weights: int
+    state: int
+    passes: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.state + self.passes
+
+
+def machine() -> list[tuple[str, str]]:
+    """(what, value) of the machine, its devices, the attention back ends and the packages."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    rows = [("python", platform.python_version()), ("system", platform.platform()), ("processors", str(os.cpu_count()))]
+    rows.append(("memory", readable(memory)))
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        rows.append((f"cuda:{i}", f"{torch.cuda.get_device_name(i)}, {readable(free)} free of {readable(total)}"))
+    if not torch.cuda.is_available():
+        rows.append(("cuda", "none"))
+    rows.append(("attention sdpa", "everywhere"))
+    rows.append(("attention flex", "training and sampling" if torch.cuda.is_available() else "forward passes only, slow: no CUDA"))
+    flash = "installed" if torch.cuda.is_available() else "installed, but there is no CUDA"
+    missing = "not installed: pip install --no-build-isolation 'tracerl[flash]'"
+    rows.append(("attention flash", flash if flash_installed() else missing))
+    return rows + [(name, _version(name)) for name in _PACKAGES]
+
+
+def memory_limit(compute: Compute) -> int:
+    """Bytes of the memory that models of these params live in: the first CUDA device's, or the machine's."""
+    if compute.device != "cpu" and torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info(0)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def needs(params: Params, root: Path) -> list[Need]:
+    """What every stage with a model needs. `root` is where a relative base.path starts.
+
+    Raises CheckpointError if base.path is no checkpoint directory.
+    """
+    return list(_needs(params, *_shape(params, root)))
+
+
+def readable(size: int) -> str:
+    """Bytes in the unit that suits them."""
+    for unit, power in (("GB", 1e9), ("MB", 1e6)):
+        if size >= power:
+            return f"{size / power:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"
+
+
+def _needs(params: Params, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
+    weights = _num_parameters(arch, None) * dtype.itemsize
+    if params.base.path is None:
+        yield _training("base", params.base.train, None, arch, dtype)
+    else:
+        yield Need("base", weights, 0, 0)
+    yield Need("traces", weights, 0, _sampling(params.traces.sampler, arch, dtype))
+    for name, sft in params.sft.items():
+        yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
+    for name, rl in params.rl.items():
+        need = _training(f"rl@{name}", rl, rl.lora, arch, dtype)
+        reference = weights if rl.kl_to != "iteration" else 0
+        value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
+        own, state = need.weights + reference + value * dtype.itemsize, need.state + 3 * value_state * dtype.itemsize
+        yield Need(need.stage, own, state, max(need.passes, _sampling(rl.sampler, arch, dtype)))
+    for name, one in params.evaluate.items():
+        yield Need(f"evaluate@{name}", weights, 0, _sampling(one.sampler, arch, dtype))
+
+
+def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
+    if params.base.path is None:
+        tokenizer = character_tokenizer()
+        arch = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+        stored = torch.float32
+    else:
+        directory = root / params.base.path
+        config = read_config(directory)
+        arch, stored = architecture_of(config, directory), dtype_of(config, directory)
+    return arch, stored if params.compute.dtype == "stored" else getattr(torch, params.compute.dtype)
+
+
+def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
+    """All parameters, or with `lora` those that are trained."""
+    with torch.device("meta"):
+        model = Transformer(arch)
+        if lora is not None:
+            add_adapters(model, Adapters(lora, Path(), ""))
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _value_model(arch: Architecture, lora: Lora | None) -> tuple[int, int]:
+    """All parameters of a value model, which has a scalar head for the LM head, and those that are trained."""
+    vocabulary = 0 if arch.tie_embeddings else arch.vocab_size * arch.hidden_size
+    head, adapters = arch.hidden_size + 1, _num_parameters(arch, lora) if lora is not None else 0
+    whole = _num_parameters(arch, None) - vocabulary + head + adapters
+    return whole, whole if lora is None else adapters + head
+
+
+def _training(stage: str, settings: Training | RlRound, lora: Lora | None, arch: Architecture, dtype: torch.dtype) -> Need:
+    """Gradients and two moments of every trained parameter; what a micro-batch keeps for its backward pass."""
+    trained, whole = _num_parameters(arch, lora), _num_parameters(arch, None)
+    weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize
+    tokens = settings.micro_batch_tokens
+    logits = tokens * arch.vocab_size * 4 * 3  # float32 logits, their log-softmax and its gradient, were every token predicted
+    return Need(stage, weights, 3 * trained * dtype.itemsize, tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits)
+
+
+def _kept(arch: Architecture) -> int:
+    """Numbers that one layer keeps of one token: inputs of norms and projections, queries, keys, values, and the three of the MLP."""
+    heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
+    return 6 * arch.hidden_size + 2 * heads + 4 * arch.intermediate_size
+
+
+def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
+    """Keys and values of all rows, or the activations of whole canvases without a cache; and the distributions tokens are drawn from."""
+    length = settings.max_prompt_tokens + settings.max_new_tokens
+    cached = settings.cache != "none" and (settings.cache != "exact" or FAMILIES[arch.family].attention == "block_causal")
+    passed = settings.max_rows * (settings.block_size if cached else length)
+    one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
+    keys = settings.max_rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0
+    distributions = settings.max_rows * settings.block_size * arch.vocab_size * (3 * 4 + 2 * 8)
+    return one_layer + keys + distributions
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

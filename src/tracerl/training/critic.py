@@ -1,0 +1,115 @@
+"""The value model of a round: step-wise values, the returns and advantages they give, and its own update.
+
+Values are read on the views of the recorded trajectory, whatever views the policy's method uses, so that a token's value conditions on
+the steps before its own. Old values come from the model as it is at the start of the iteration. The outcome reward is the one standardised
+in the group and sits on the last step that holds a trainable token; advantages are not standardised again.
+
+Departures from the paper: steps are ordered by (block, group) and never merged across blocks; the loss is a mean over all trainable tokens
+of the optimizer step, where the public code divides by the padded length.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tracerl.config import Critic, RlRound
+from tracerl.models.transformer import Layout
+from tracerl.models.value import ValueModel
+from tracerl.objectives.advantages import explained_variance, outcome_rewards, returns_and_advantages
+from tracerl.objectives.losses import value_loss
+from tracerl.objectives.views import build_views, num_layout_tokens, trace_plan
+from tracerl.training.trainer import Trainer, packed
+from tracerl.types import Trajectory, Views
+
+Floats = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Some trajectories' views with old values, returns and advantages of their tokens, float64 [T] in the order of the views."""
+
+    views: Views
+    indices: list[int]
+    old_values: Floats
+    returns: Floats
+    advantages: Floats
+
+
+def read_values(model: ValueModel, views: Views) -> torch.Tensor:
+    """Values [T] at the predicted tokens of `views`."""
+    device, layout = model.value_head.weight.device, views.layout
+    moved = Layout(layout.positions.to(device), layout.blocks.to(device), layout.streams.to(device))
+    values: torch.Tensor = model(views.input_ids.to(device), moved, (views.row.to(device), views.column.to(device)))
+    return values
+
+
+def score(
+    model: ValueModel,
+    trajectories: Sequence[Trajectory],
+    chosen: Sequence[int],
+    rewards: Sequence[Callable[[Steps], Floats]],
+    settings: RlRound,
+    critic: Critic,
+    mask_id: int,
+) -> list[Scored]:
+    """Values, returns and advantages of the trainable tokens of the chosen trajectories, in micro-batches.
+
+    rewards: of every trajectory, from the steps of its trainable tokens, int64 [T], the rewards of these tokens.
+    """
+    family, size = model.transformer.family, settings.train_block_size
+    plans = {i: trace_plan(trajectories[i], size, family, settings.shrink) for i in chosen}
+    lengths = [num_layout_tokens(trajectories[i], plans[i], size, family) for i in chosen]
+    scored = []
+    for packing in packed(lengths, settings.micro_batch_tokens):
+        indices = [int(chosen[i]) for i in packing]
+        views = build_views([trajectories[i] for i in indices], [plans[i] for i in indices], size, family, mask_id)
+        with torch.no_grad():
+            old = read_values(model.eval(), views).double().cpu().numpy()
+        returns, advantages = np.empty_like(old), np.empty_like(old)
+        for number, index in enumerate(indices):
+            mine = (views.source == number).numpy()
+            steps = np.unique(views.group[mine].numpy(), return_inverse=True)[1].reshape(-1)
+            returns[mine], advantages[mine] = returns_and_advantages(rewards[index](steps), old[mine], steps, critic.discount, critic.trace)
+        scored.append(Scored(views, indices, old, returns, advantages))
+    return scored
+
+
+def token_advantages(scored: Sequence[Scored], trajectories: Sequence[Trajectory]) -> list[Floats]:
+    """The advantages of `score` at each response token, float64 [R] per trajectory; 0 where nothing is trained."""
+    tables = [np.zeros(len(trajectory.response_ids)) for trajectory in trajectories]
+    for part in scored:
+        for number, index in enumerate(part.indices):
+            mine = (part.views.source == number).numpy()
+            tables[index][part.views.token[mine].numpy()] = part.advantages[mine]
+    return tables
+
+
+def update(trainer: Trainer, model: ValueModel, parts: Sequence[Sequence[Scored]], clip: float) -> None:
+    """One optimizer step on each part: the clipped value loss, a mean over all its tokens."""
+
+    def loss_of(batch: Scored, count: int) -> Callable[[], torch.Tensor]:
+        def loss() -> torch.Tensor:
+            values = read_values(model, batch.views)
+            old, returns = (torch.from_numpy(x).to(values) for x in (batch.old_values, batch.returns))
+            return value_loss(values, old, returns, torch.full_like(values, 1 / count), clip)
+
+        return loss
+
+    for part in parts:
+        count = sum(len(scored.returns) for scored in part)
+        trainer.step([loss_of(scored, count) for scored in part])
+
+
+def explained(scored: Sequence[Scored]) -> dict[str, float]:
+    """Explained variance and squared error (halved, a mean) of the old values over all tokens."""
+    values, returns = (np.concatenate([getattr(s, name) for s in scored]) for name in ("old_values", "returns"))
+    return {"explained_variance": explained_variance(values, returns), "value_loss": float(0.5 * ((values - returns) ** 2).mean())}
+
+
+def outcome(reward: float) -> Callable[[Steps], Floats]:
+    """Token rewards of a response that is paid once, at its end."""
+    return lambda steps: outcome_rewards(reward, steps)

@@ -1,0 +1,108 @@
+"""What doctor counts exactly is exact, and what it estimates moves the right way."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.tiny_run import tiny_params
+from tracerl.cli import main
+from tracerl.config import Params, parse_params
+from tracerl.models.checkpoint import save_checkpoint
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.models.transformer import Architecture, new_model
+from tracerl.models.value import ValueModel
+from tracerl.reporting.doctor import Need, machine, needs
+from tracerl.seeds import generator_for
+
+HERE = Path(".")
+LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"]}
+
+
+def by_stage(params: Params, root: Path = HERE) -> dict[str, Need]:
+    return {need.stage: need for need in needs(params, root)}
+
+
+def test_weights_optimizer_and_caches_are_counted():
+    data = tiny_params()
+    params = parse_params(data, "")
+    found = by_stage(params)
+    assert list(found) == [
+        "base",
+        "traces",
+        *(f"sft@{n}" for n in params.sft),
+        *(f"rl@{n}" for n in params.rl),
+        *(f"evaluate@{n}" for n in params.evaluate),
+    ]
+    tokenizer = character_tokenizer()
+    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0)
+    parameters = sum(p.numel() for p in new_model(shape, generator_for(1)).parameters())
+    assert found["sft@short"].weights == 4 * parameters
+    assert found["sft@short"].state == 3 * 4 * parameters
+    assert found["evaluate@sft-short"].state == 0
+    half = by_stage(parse_params({**data, "compute": {**data["compute"], "dtype": "bfloat16"}}, ""))
+    assert half["sft@short"].weights == 2 * parameters
+    # One more row of the exact cache: keys and values of its length, its live block, and the distributions of that block.
+    one, two = copy.deepcopy(data), copy.deepcopy(data)
+    one["traces"]["sampler"] = {**one["traces"]["sampler"], "max_rows": 1}
+    two["traces"]["sampler"] = {**two["traces"]["sampler"], "max_rows": 2}
+    row = by_stage(parse_params(two, ""))["traces"].passes - by_stage(parse_params(one, ""))["traces"].passes
+    keys = (48 + 36) * 2 * 2 * 1 * 16 * 4
+    live = 4 * (4 * 32 + 3 * 64) * 4
+    assert row == keys + live + 4 * tokenizer.vocab_size * 28
+
+
+def test_adapters_need_state_for_themselves_only():
+    data = tiny_params()
+    data["rl"]["short"]["lora"] = LORA
+    found = by_stage(parse_params(data, ""))
+    trained = 2 * (2 * (32 + 32) + 2 * (64 + 32))  # two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32
+    assert found["rl@short"].state == 3 * 4 * trained
+    assert found["rl@short"].weights == found["rl@long"].weights + 4 * trained
+
+
+def test_a_value_model_and_a_reference_are_counted():
+    data = tiny_params()
+    plain = by_stage(parse_params(data, ""))["rl@short"]
+    data["rl"]["short"]["kl_to"] = "initial"
+    found = by_stage(parse_params(data, ""))["rl@short"]
+    assert (found.weights, found.state) == (2 * plain.weights, plain.state)
+    critic = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 0.2, "every": 1, "updates": 1}
+    data["rl"]["short"].update(advantages="gae", kl_to="iteration", value={**critic, "optimizer": data["rl"]["short"]["optimizer"]})
+    found = by_stage(parse_params(data, ""))["rl@short"]
+    params = parse_params(data, "")
+    tokenizer = character_tokenizer()
+    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0)
+    value = sum(p.numel() for p in ValueModel(new_model(shape, generator_for(1))).parameters())
+    assert found.weights == plain.weights + 4 * value
+    assert found.state == plain.state + 3 * 4 * value
+
+
+def test_an_imported_checkpoint_is_measured_by_its_config(tmp_path):
+    tokenizer = character_tokenizer()
+    data = tiny_params()
+    shape = Architecture(**{**data["base"]["model"], "family": "llada", "num_layers": 3}, vocab_size=tokenizer.vocab_size, mask_id=0)
+    model = new_model(shape, generator_for(1)).bfloat16()
+    save_checkpoint(model, tokenizer, tmp_path / "import")
+    data["base"]["path"] = "import"
+    found = by_stage(parse_params(data, ""), tmp_path)
+    assert found["base"].weights == found["traces"].weights == 2 * sum(p.numel() for p in model.parameters())
+
+
+def test_the_machine_says_what_is_missing():
+    told = dict(machine())
+    assert told["torch"] != "not installed"
+    assert told["attention sdpa"] == "everywhere"
+    assert "pip install" in told["attention flash"] or "installed" in told["attention flash"]
+
+
+@pytest.mark.parametrize(("rows", "status"), [(256, 0), (10**9, 1)])
+def test_the_command_says_whether_it_fits(tmp_path, capsys, rows, status):
+    data = tiny_params()
+    data["evaluate"]["sft-short"]["sampler"] = {**data["evaluate"]["sft-short"]["sampler"], "max_rows": rows}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--params", str(tmp_path / "params.yaml")])
+    assert (ended.value.code or 0) == status
+    assert ("enough for every stage" if not status else "too little for evaluate@sft-short") in capsys.readouterr().out
