@@ -25,7 +25,7 @@ def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
 
 def read_tasks(path: Path) -> list[Task]:
     """Tasks of one file, in its order. Raises DataError naming the file if it is damaged or of another schema."""
-    return [Task(**row) for row in _read(path, TASKS).to_pylist()]
+    return [Task(**row) for row in _read(path, TASKS, optional=("spec",)).to_pylist()]
 
 
 def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
@@ -108,7 +108,7 @@ def _write(path: Path, table: pa.Table, **options: Any) -> None:
         raise
 
 
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
+def _read(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
@@ -117,7 +117,7 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     version = (table.schema.metadata or {}).get(VERSION_KEY)
     if version != str(SCHEMA_VERSION).encode():
         raise DataError("a Parquet file has another schema version", where=str(path), got=version, wanted=SCHEMA_VERSION)
-    missing = [name for name in schema.names if name not in table.schema.names]
+    missing = [name for name in schema.names if name not in table.schema.names and name not in optional]
     if missing:
         raise DataError("a Parquet file lacks columns", where=str(path), got=table.schema.names, wanted=missing)
     return table
