@@ -474,12 +474,12 @@ def compare(
     headings = ("benchmark", "remasking", "problems", first, second, "difference (95% interval)", "won", "lost", "tied")
     table = _new_table(headings, [index >= 2 for index in range(len(headings))])
     for row in rows:
-        difference = f"{100 * float(row['difference']):+.1f}% [{100 * float(row['ci_low']):+.1f}, {100 * float(row['ci_high']):+.1f}]"
-        shares = (f"{100 * float(row[side]):.1f}%" for side in ("first", "second"))
+        difference = f"{100 * row['difference']:+.1f}% [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
+        shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
         table.add_row(str(row["benchmark"]), str(row["remasking"]), str(row["num_problems"]), *shares, difference,
                       *(str(row[name]) for name in ("won", "lost", "tied")))  # fmt: skip
     _console().print(table)
-    if unpaired := sum(int(row["unpaired"]) for row in rows):
+    if unpaired := sum(row["unpaired"] for row in rows):
         print(f"{unpaired} problems are in one of the two only and are left out.")
 
 

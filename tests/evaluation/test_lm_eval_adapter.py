@@ -3,7 +3,6 @@
 import sys
 import types
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,8 +16,8 @@ from tracerl.seeds import generator_for
 
 @pytest.fixture
 def adapter(monkeypatch):
-    module: Any = types.ModuleType("lm_eval.api.model")
-    module.LM = type("LM", (), {})
+    module = types.ModuleType("lm_eval.api.model")
+    vars(module)["LM"] = type("LM", (), {})
     for name, value in {
         "lm_eval": types.ModuleType("lm_eval"),
         "lm_eval.api": types.ModuleType("lm_eval.api"),

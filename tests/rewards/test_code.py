@@ -3,7 +3,6 @@
 
 import json
 import os
-import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -152,7 +151,7 @@ def descendants(pid):
 
 def test_without_a_sandbox_nothing_runs_unless_it_is_asked_for_by_name(monkeypatch):
     check_backend.cache_clear()
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr("tracerl.rewards.sandbox.shutil.which", lambda name: None)
     try:
         with pytest.raises(SandboxError, match="unconfined"):
             SandboxPool("bubblewrap", LIMITS, 0)

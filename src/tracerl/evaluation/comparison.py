@@ -24,7 +24,7 @@ def compare_evaluations(first: Path, second: Path, num_resamples: int, seed: int
     Raises DataError if a folder holds no responses, or the two share no problem.
     """
     ours, theirs = _scores(first), _scores(second)
-    rows: list[dict[str, float | int | str]] = []
+    rows: list[dict[str, Any]] = []
     for place in [place for place in ours if place in theirs]:
         shared = sorted(ours[place].keys() & theirs[place].keys())
         if not shared:
