@@ -116,8 +116,8 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
                 parts.append(f'<text class="cell" text-anchor="middle" {place}>{text}</text>')
     every = -(-columns // 16)
     for column in range(0, columns, every):
-        x = _n(_LEFT + width * (column + 0.5))
-        parts.append(f'<text class="tick" text-anchor="middle" x="{x}" y="{_n(bottom + 14)}">{column + 1}</text>')
+        place = _n(_LEFT + width * (column + 0.5))
+        parts.append(f'<text class="tick" text-anchor="middle" x="{place}" y="{_n(bottom + 14)}">{column + 1}</text>')
     parts.append(f'<text class="name" x="2" y="33">{escape(y_label)}</text>')
     parts.append(f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>')
     return _svg(title, round(bottom + 34), parts)
@@ -149,7 +149,7 @@ def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
     row_height, top = 40, 30
     height, middle = top + row_height * len(rows) + 8, _WIDTH / 2
     most = max((max(won, lost) for _, won, lost in rows), default=0) or 1
-    reach, parts = (middle - 44) / most, []
+    reach, parts = (middle - 54) / most, []
     for i, (label, won, lost) in enumerate(rows):
         y = top + row_height * i
         parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')
