@@ -241,8 +241,8 @@ def trace(
     from tracerl.store.workspace import write_text
 
     responses = chosen_responses(connect(root), condition, against, limit)
-    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), condition if against is None else
-                         f"{against} | {condition}")  # fmt: skip
+    shown = condition if against is None else f"before: {against}; after: {condition}"
+    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown)
     write_text(out, page)
     print(f"{len(responses)} responses: {out}")
 

@@ -150,7 +150,7 @@ def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
     row_height, top = 40, 30
     height, middle = top + row_height * len(rows) + 8, _WIDTH / 2
     most = max((max(won, lost) for _, won, lost in rows), default=0) or 1
-    reach, parts = (middle - 44) / most, []
+    reach, parts = (middle - 54) / most, []
     for i, (label, won, lost) in enumerate(rows):
         y = top + row_height * i
         parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')
