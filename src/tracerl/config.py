@@ -191,7 +191,8 @@ class Training(Section):
 
     objective: "random" (fresh noise, per block or per sequence), "semi_ar" (block by block), "trace" (views of the step map) or "ar"
     (next token, shifted families). noise: range of the noise level t. weighting: "inverse_t" or "uniform". end_tokens: how many of the end
-    tokens that close the last block are learned, null for all. block_sizes: block size -> share of the batches.
+    tokens that close the last block are learned, null for all. row_tokens: examples share rows of so many tokens, null for a row each.
+    block_sizes: block size -> share of the batches.
     tasks: task set -> share of the examples.
     """
 
@@ -200,6 +201,7 @@ class Training(Section):
     weighting: Literal["inverse_t", "uniform"]
     shrink: int = Positive
     end_tokens: int | None = Field(default=None, gt=0)
+    row_tokens: int | None = Field(default=None, gt=0)
     block_sizes: Annotated[dict[Annotated[int, Field(gt=0)], Annotated[float, Field(gt=0.0)]], Field(min_length=1)]
     tasks: Shares
     num_steps: int = Positive

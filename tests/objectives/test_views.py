@@ -4,13 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.test_equivalence import cases
-from tests.tiny import MASK_ID
+from tests.tiny import MASK_ID, sharp_model
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
+from tracerl.models.masks import DOCUMENT
+from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.views import (
     HIDDEN,
     PREDICTED,
@@ -23,6 +26,7 @@ from tracerl.objectives.views import (
     trace_plan,
 )
 from tracerl.seeds import generator_for
+from tracerl.training.trainer import together
 from tracerl.types import Trajectory
 
 
@@ -180,3 +184,39 @@ def test_hidden_predicted_and_read_are_told_apart():
     assert plan.order.tolist() == [3, 0, 2, 1]
     without = segment_plan(trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, False, generator_for(1, "segments"))
     assert without.states.tolist() == [[HIDDEN, PREDICTED, HIDDEN, HIDDEN], [PREDICTED, SHOWN, PREDICTED, SHOWN]]
+
+
+# Several documents in a row
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_same(family):
+    model, record = sharp_model(family, torch.float64), FAMILIES[family]
+    rng = generator_for(1, "documents")
+    batch = [replace(written(p, list(range(1, r + 1)), r, 4), canvas_length=p + r) for p, r in ((3, 5), (2, 6), (4, 4), (1, 3))]
+    batch = [replace(t, response_ids=rng.integers(3, 32, len(t.response_ids)).astype(np.int32)) for t in batch]
+    plans = [coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng) for t in batch]
+    apart = build_views(batch, plans, 4, record, MASK_ID)
+    shared = build_views(batch, plans, 4, record, MASK_ID, row_tokens=40)
+    assert len(shared.input_ids) < len(apart.input_ids)
+    assert shared.input_ids.shape[1] <= 40
+    assert torch.equal(shared.layout.positions[shared.row, shared.column], apart.layout.positions[apart.row, apart.column])
+    documents = shared.layout.streams // DOCUMENT
+    seen = shared.layout.mask()
+    assert not (seen & (documents.unsqueeze(-1) != documents.unsqueeze(-2))).any()
+    assert int(documents.max()) >= 1
+    outcomes = []
+    for views in (apart, shared):
+        logprobs = token_logprobs(model, views, 1.0)
+        outcomes.append((logprobs.detach(), torch.autograd.grad(logprobs.sum(), list(model.parameters()))))
+    torch.testing.assert_close(outcomes[0][0], outcomes[1][0], rtol=0, atol=1e-11)
+    for one, other in zip(outcomes[0][1], outcomes[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * max(1.0, float(one.abs().max())))
+
+
+def test_micro_batches_of_documents_hold_every_index_once_and_no_more_tokens_than_allowed():
+    lengths = [int(length) for length in generator_for(1, "together").integers(1, 50, size=60)]
+    for most in (1, 50, 128):
+        batches = together(lengths, most)
+        assert [i for batch in batches for i in batch] == list(range(60))
+        assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= most for batch in batches)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tracerl.errors import ParamsError
-from tracerl.models.masks import CLEAN, PAD, visible
+from tracerl.models.masks import CLEAN, DOCUMENT, PAD, visible
 
 Backend = Literal["auto", "sdpa", "flex", "flash"]
 _LONG = 256  # tokens of a layout from which skipping blocks of 128 pays
@@ -66,7 +66,7 @@ class Visibility:
         def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             query_stream, key_stream = self.streams[b, q], self.key_streams[b, k]
             query_block, key_block = self.blocks[b, q], self.key_blocks[b, k]
-            earlier = (key_stream == CLEAN) & (key_block < query_block)
+            earlier = (key_stream % DOCUMENT == CLEAN) & (key_stream // DOCUMENT == query_stream // DOCUMENT) & (key_block < query_block)
             own = (key_stream == query_stream) & (key_block == query_block)
             seen = (earlier | own) & (key_stream != PAD) & (query_stream != PAD)
             return seen | (q == k) if self.themselves else seen

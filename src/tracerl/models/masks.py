@@ -14,6 +14,7 @@ from tracerl.models.families import Attention
 
 PAD = -1
 CLEAN = 0
+DOCUMENT = 1 << 20  # added to all streams of a row's second document, twice to those of its third, ...
 
 
 def block_starts_after(length: int, block_size: int) -> int:
@@ -38,10 +39,11 @@ def visible(query_blocks: torch.Tensor, query_streams: torch.Tensor, key_blocks:
     """Which keys each query sees, bool [..., Q, K], from int64 [..., Q] and [..., K].
 
     A clean key is seen from its own block on by clean queries and from the next block on by noisy ones; a noisy key is seen by its own
-    block of its own view. Padding is seen by nobody (and sees one token, itself, only because a softmax over nothing is not a number).
+    block of its own view. Documents of one row see nothing of each other. Padding is seen by nobody (and sees one token, itself, only
+    because a softmax over nothing is not a number).
     """
     qb, qs = query_blocks.unsqueeze(-1), query_streams.unsqueeze(-1)
     kb, ks = key_blocks.unsqueeze(-2), key_streams.unsqueeze(-2)
-    earlier = (ks == CLEAN) & (kb < qb)
+    earlier = (ks % DOCUMENT == CLEAN) & (ks // DOCUMENT == qs // DOCUMENT) & (kb < qb)
     own = (ks == qs) & (kb == qb)
     return (earlier | own) & (ks != PAD) & (qs != PAD)

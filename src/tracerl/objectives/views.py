@@ -19,7 +19,7 @@ import torch
 
 from tracerl.errors import DataError
 from tracerl.models.families import Family
-from tracerl.models.masks import CLEAN, PAD, block_starts_after
+from tracerl.models.masks import CLEAN, DOCUMENT, PAD, block_starts_after
 from tracerl.models.transformer import Layout, predictor_positions
 from tracerl.types import Rivals, Trajectory, Views
 
@@ -270,10 +270,12 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
     return canvas + block_size * sum(len(np.unique(blocks[states == PREDICTED])) for states in plan.states)
 
 
-def build_views(trajectories: Sequence[Trajectory], plans: Sequence[Plan], block_size: int, family: Family, mask_id: int) -> Views:
+def build_views(
+    trajectories: Sequence[Trajectory], plans: Sequence[Plan], block_size: int, family: Family, mask_id: int, row_tokens: int = 0
+) -> Views:
     """Lays plans out for one forward pass. Rows are right-padded; `source` counts the given trajectories.
 
-    Raises DataError if some plans score the order of commitment and others do not.
+    row_tokens: neighbouring rows are put into one as long as it holds no more tokens than that, as documents that do not see each other.
     """
     lay_out = _full_rows if family.attention == "full" else _block_rows
     rows: list[_Row] = []
@@ -297,23 +299,25 @@ def build_views(trajectories: Sequence[Trajectory], plans: Sequence[Plan], block
             targets.append(trajectory.response_ids[row.tokens].astype(np.int64))
             group.append(contest[scored])
             num_groups += int(local.max(initial=-1)) + 1
-    width = max((len(row.ids) for row in rows), default=0)
+    row_at, offset, document = _places([len(row.ids) for row in rows], row_tokens)
+    width = max((int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=0)
 
-    def padded(name: str, fill: int) -> torch.Tensor:
-        out = np.full((len(rows), width), fill, dtype=np.int64)
+    def padded(name: str, fill: int, step: int = 0) -> torch.Tensor:
+        out = np.full((int(row_at.max(initial=-1)) + 1, width), fill, dtype=np.int64)
         for i, row in enumerate(rows):
             values = getattr(row, name)
-            out[i, : len(values)] = values
+            out[row_at[i], offset[i] : offset[i] + len(values)] = values + step * document[i]
         return torch.from_numpy(out)
 
     def flat(parts: list[npt.NDArray[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(parts).astype(np.int64)) if parts else torch.zeros(0, dtype=torch.int64)
 
+    starts = [np.full(len(row.columns), offset[i]) for i, row in enumerate(rows)]
     return Views(
         input_ids=padded("ids", mask_id),
-        layout=Layout(padded("positions", 0), padded("blocks", 0), padded("streams", PAD)),
-        row=flat(row_of),
-        column=flat([row.columns for row in rows]),
+        layout=Layout(padded("positions", 0), padded("blocks", 0), padded("streams", PAD, DOCUMENT)),
+        row=torch.from_numpy(row_at)[flat(row_of)],
+        column=flat([row.columns for row in rows]) + flat(starts),
         targets=flat(targets),
         source=flat(source),
         token=flat([row.tokens for row in rows]),
@@ -321,6 +325,19 @@ def build_views(trajectories: Sequence[Trajectory], plans: Sequence[Plan], block
         weight=torch.from_numpy(np.concatenate(weight).astype(np.float32)) if weight else torch.zeros(0),
         rivals=Rivals(*(flat(list(part)) for part in zip(*rivals, strict=True))) if rivals else None,
     )
+
+
+def _places(lengths: list[int], row_tokens: int) -> tuple[npt.NDArray[np.int64], ...]:
+    """Row, first column and number in the row of each of some rows when neighbours share a row of up to `row_tokens` tokens."""
+    places: list[tuple[int, int, int]] = []
+    end = 0
+    for length in lengths:
+        row, _, number = places[-1] if places else (-1, 0, 0)
+        shared = bool(places) and end + length <= row_tokens
+        places.append((row, end, number + 1) if shared else (row + 1, 0, 0))
+        end = places[-1][1] + length
+    row_at, offset, document = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    return row_at.copy(), offset, document
 
 
 def _contests(

@@ -172,6 +172,7 @@ class _Round:
             "reward": float(np.mean([r.reward for r in rollouts])),
             "sampled_groups": len(groups),
             "kept_groups": len(kept),
+            **self._dropped(groups),
             **{name: float(np.mean([u[name] for u in updates])) for name in updates[0]},
             **figures,
             **{name: summary[name] for name in ("tokens_per_step", "mean_length", "truncation_rate")},
@@ -189,6 +190,12 @@ class _Round:
             self._store(f"{name}-{iteration:05d}", table)
             rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
+
+    def _dropped(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, int]:
+        """Sampled groups that teach nothing, by why: those above the range of pass rates (or all equal), and those below it."""
+        dropped = [float(_rewards(g).mean()) for g in groups if not keeps_group(_rewards(g), self.settings.pass_rate)]
+        hard = sum(mean < self.settings.pass_rate[0] for mean in dropped)
+        return {"too_easy_groups": len(dropped) - hard, "too_hard_groups": hard}
 
     def _store(self, name: str, table: pa.Table) -> None:
         """Writes rollouts and holds the file to the store's rules before anything is learned from it."""

@@ -28,7 +28,7 @@ from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.views import Plan, build_views, causal_plan, num_layout_tokens, random_plan, semi_ar_plan, trace_plan
 from tracerl.seeds import generator_for, key_for
 from tracerl.store.workspace import Workspace
-from tracerl.training.trainer import Trainer, packed
+from tracerl.training.trainer import Trainer, packed, together
 from tracerl.types import Task, Trajectory
 
 
@@ -135,12 +135,14 @@ def _micro_batches(
 
     def loss_of(indices: list[int]) -> Callable[[], torch.Tensor]:
         def loss() -> torch.Tensor:
-            views = build_views([batch[i] for i in indices], [plans[i] for i in indices], block_size, model.family, tokenizer.mask_id)
+            chosen, shown = [batch[i] for i in indices], [plans[i] for i in indices]
+            views = build_views(chosen, shown, block_size, model.family, tokenizer.mask_id, settings.row_tokens or 0)
             return sft_loss(token_logprobs(model, views, temperature=1.0), views.weight.to(model.device) / num_trainable)
 
         return loss
 
-    return [loss_of(indices) for indices in packed(lengths, settings.micro_batch_tokens)]
+    share = packed if settings.row_tokens is None else together
+    return [loss_of(indices) for indices in share(lengths, settings.micro_batch_tokens)]
 
 
 def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: Training, rng: np.random.Generator) -> Plan:

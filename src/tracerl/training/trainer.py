@@ -104,3 +104,17 @@ def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
         else:
             batches.append([index])
     return batches
+
+
+def together(lengths: list[int], max_tokens: int) -> list[list[int]]:
+    """Indices in micro-batches of at most `max_tokens` tokens in all (or one index), for examples that share rows."""
+    batches: list[list[int]] = []
+    total = 0
+    for index, length in enumerate(lengths):
+        if batches and total + length <= max_tokens:
+            batches[-1].append(index)
+            total += length
+        else:
+            batches.append([index])
+            total = length
+    return batches
