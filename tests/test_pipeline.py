@@ -102,27 +102,6 @@ def test_every_data_set_passed_and_what_reads_it_waited(project: Path) -> None:
         assert json.loads((project / "reports" / "validation" / f"{dataset}.json").read_text())["success"] is True
 
 
-def test_a_changed_bound_reruns_the_validation_and_the_report_only(project: Path) -> None:
-    params = yaml.safe_load((project / "params.yaml").read_text())
-    params["validation"]["drift"] = 0.4
-    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    validations = ["validate@evals", "validate@rollouts", "validate@tasks", "validate@traces"]
-    assert sorted(stages_run(dvc(project, "repro"))) == ["report", *validations]
-
-
-def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
-    """An SFT round: its steps always move the weights, where an RL round of so small a model may find no group to learn from."""
-    params = yaml.safe_load((project / "params.yaml").read_text())
-    optimizer = params["sft"]["long"]["optimizer"]  # the file's anchors make it the very dictionary of other rounds
-    params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
-    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    rerun = stages_run(dvc(project, "repro"))
-    assert [stage for stage in rerun if not stage.startswith("validate")] == [
-        "sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"
-    ]  # fmt: skip
-    assert sorted(stage for stage in rerun if stage.startswith("validate")) == ["validate@evals", "validate@rollouts"]
-
-
 def test_git_holds_code_params_and_reports_and_dvc_the_data(project: Path) -> None:
     tracked = git(project, "ls-files").split()
     assert {"dvc.lock", "params.yaml", "reports/report.html", "reports/metrics/rl@wide.json", "reports/curves/rl@wide.tsv"} <= set(tracked)
@@ -142,6 +121,26 @@ def test_a_fresh_clone_pulls_everything_and_runs_nothing(project: Path, tmp_path
     assert any(name.startswith("rollouts/rl@wide/") for name in results(clone))
     assert results(clone) == results(project)
     assert stages_run(dvc(clone, "repro")) == []
+
+
+def test_a_changed_bound_reruns_the_validation_and_the_report_only(project: Path) -> None:
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    params["validation"]["drift"] = 0.4
+    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    validations = ["validate@evals", "validate@rollouts", "validate@tasks", "validate@traces"]
+    assert sorted(stages_run(dvc(project, "repro"))) == ["report", *validations]
+
+
+def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
+    """An SFT round: its steps always move the weights, where an RL round of so small a model may find no group to learn from."""
+    params = yaml.safe_load((project / "params.yaml").read_text())
+    optimizer = params["sft"]["long"]["optimizer"]  # the file's anchors make it the very dictionary of other rounds
+    params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
+    (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    rerun = stages_run(dvc(project, "repro"))
+    chain = ["sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
+    assert [stage for stage in rerun if not stage.startswith("validate")] == chain
+    assert sorted(stage for stage in rerun if stage.startswith("validate")) == ["validate@evals", "validate@rollouts"]
 
 
 def test_an_older_commit_brings_back_its_data_and_its_report(project: Path) -> None:
