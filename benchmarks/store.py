@@ -142,7 +142,7 @@ print(json.dumps({"times": {"validate": [time.perf_counter() - start, time.proce
 def run(code: str, folder: Path) -> dict[str, Any]:
     """What a child process prints of its times and memory."""
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
-    figures: dict[str, Any] = json.loads(done.stdout)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 

@@ -188,6 +188,7 @@ def test_traces_come_from_the_last_iteration_and_show_right_and_wrong(run_folder
 
 def test_text_of_a_model_cannot_become_markup(tmp_path):
     write_run(tmp_path, small_params(1))
+    (tmp_path / "data" / "tasks" / "manifest.json").unlink()
     task = replace(make_tasks()[0], prompt="</h4><script>1</script>", answer="<b>&")
     write_tasks(tmp_path / "data" / "tasks" / "mixed.parquet", [task])
     rollout = make_rollout(task, 0, "rl@short", 3, "<img>&\"'\n", character_tokenizer())
@@ -286,7 +287,7 @@ def test_provenance_names_params_data_and_checkpoints(run_folder, page):
 
 def test_the_page_says_which_data_sets_passed_and_what_was_warned_of(page):
     section = page.split('<section id="validation">')[1].split("</section>")[0]
-    assert re.findall(r">(passed|failed)<", section) == ["passed", "failed"]
+    assert re.findall(r'<span class="(?:good|bad)">(\w+)<', section) == ["passed", "failed"]
     assert "no figure moved by more than 50%" in section
     assert 'href="validation/tasks.html"' in section
 

@@ -19,11 +19,12 @@ _NUM_BINS = 10
 # Of each place in a block, the shares of the steps in the block at which it is committed, over a stage's last iteration.
 _ORDER = """
 WITH tokens AS (
-    SELECT rollout_id, block_size, num_prompt_tokens + generate_subscripts(step_map, 1) - 1 AS position, unnest(step_map) AS step
+    SELECT hash(rollout_id) AS response, block_size, unnest(step_map) AS step,
+        num_prompt_tokens + generate_subscripts(step_map, 1) - 1 AS position
     FROM rollouts WHERE stage = $stage AND iteration = (SELECT max(iteration) FROM rollouts WHERE stage = $stage)
 ), ranked AS (
     SELECT position % block_size AS place,
-        dense_rank() OVER (PARTITION BY rollout_id, position // block_size ORDER BY step) AS step_in_block
+        dense_rank() OVER (PARTITION BY response, position // block_size ORDER BY step) AS step_in_block
     FROM tokens WHERE step > 0
 )
 SELECT place, step_in_block, count(*) / sum(count(*)) OVER (PARTITION BY place) AS share

@@ -96,6 +96,7 @@ def upgraded(rows: pa.Table, table: str, version: int) -> pa.Table:
 
     added = ", ".join(f"{text} AS {name}" for name, text in upgrades(table, version).items())
     with duckdb.connect(":memory:") as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would print
         filled = connection.from_arrow(rows).project(f"*, {added}").to_arrow_table() if added else rows
     return pa.table({field.name: filled[field.name].cast(field.type) for field in SCHEMAS[table]}, schema=SCHEMAS[table])
 

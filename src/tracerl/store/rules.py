@@ -165,6 +165,7 @@ def broken_rules(path: Path, table: str, vocab_size: int | None) -> Iterator[Bro
     ids = [f"list({_ID[table]}) FILTER (WHERE {rule.broken})" for rule in rules]  # one aggregate, so that a condition is evaluated once
     counts = ", ".join(f"coalesce(len({one}), 0), ({one})[:{NUM_FIRST}]" for one in ids)
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
+        connection.execute("SET enable_progress_bar = false")  # it would print
         for group, rows in enumerate(row_groups(path, table)):
             connection.register("stored", rows if table == "tasks" else derived(rows))
             parameters = values if table == "rollouts" else None
