@@ -7,15 +7,22 @@ each other. Real solutions have 6.8 (GSM8K) to 8.0 bits (MATH-500) as single tok
 dynamic sampling in blocks of 4 with every number of steps per block equally likely. Log-probabilities are not compressible.
 """
 
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracerl.seeds import generator_for
-from tracerl.store.files import ROWS_PER_GROUP, seal, write_rollouts, write_tasks
+from tracerl.store.files import write_rollouts, write_tasks
+from tracerl.store.parquet import ROWS_PER_GROUP, seal
 from tracerl.store.schema import ROLLOUTS
 from tracerl.types import Task
 
@@ -50,19 +57,16 @@ def make_table(iteration: int, rows: int, ids: np.ndarray, cumulative: np.ndarra
         "num_denoising_forwards": steps.max(1),
         "num_forwards": steps.max(1) + TOKENS // BLOCK,
     }
-    same = {"stage": "rl@big", "iteration": iteration, "task_set": "mixed", "policy_hash": f"{iteration:016x}", "seed": 0,
-            "num_prompt_tokens": PROMPT, "num_tokens": TOKENS, "canvas_length": PROMPT + TOKENS, "stop_reason": "length",
-            "block_size": BLOCK, "steps_per_block": BLOCK, "remasking": "dynamic", "threshold": 0.9, "confidence": "raw",
-            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "max_new_tokens": TOKENS, "cache_mode": "exact"}  # fmt: skip
-    return pa.table(
-        {
-            field.name: pa.array(columns.get(field.name, [same.get(field.name)] * rows), field.type)
-            if not isinstance(columns.get(field.name), pa.Array)
-            else columns[field.name]
-            for field in ROLLOUTS
-        },
-        schema=ROLLOUTS,
-    )
+    same = {
+        **{"stage": "rl@big", "iteration": iteration, "task_set": "mixed", "policy_hash": f"{iteration:016x}", "seed": 0},
+        **{"num_prompt_tokens": PROMPT, "num_tokens": TOKENS, "canvas_length": PROMPT + TOKENS, "stop_reason": "length"},
+        **{"block_size": BLOCK, "steps_per_block": BLOCK, "schedule": "even", "remasking": "dynamic", "threshold": 0.9},
+        **{"confidence": "raw", "confidence_of": "drawn", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "guidance": 0.0},
+        **{"opening": "", "max_new_tokens": TOKENS, "cache_mode": "exact"},
+    }
+    arrays = {name: value if isinstance(value, pa.Array) else pa.array(value, ROLLOUTS.field(name).type) for name, value in columns.items()}
+    empty = {field.name: pa.array([same.get(field.name)] * rows, field.type) for field in ROLLOUTS if field.name not in columns}
+    return pa.table({field.name: {**arrays, **empty}[field.name] for field in ROLLOUTS}, schema=ROLLOUTS)
 
 
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
@@ -102,3 +106,66 @@ def sizes(folder: Path, rows: int) -> dict[str, float]:
                 name = column.path_in_schema.split(".")[0]
                 total[name] = total.get(name, 0) + column.total_compressed_size
     return {name: size / (rows * TOKENS) for name, size in total.items()}
+
+
+# What each child process does: its peak memory is its own.
+_QUESTIONS = """
+import json, re, resource, sys, time
+from pathlib import Path
+from tracerl.store.catalog import answer, connect
+start = time.perf_counter()
+connection = connect(sys.argv[1])
+times = {"connect": time.perf_counter() - start}
+docs = Path("docs/sql.md").read_text()
+for number, title, sql in re.findall(r"### (\\d+)\\. (.*?)\\n.*?```sql\\n(.*?)```", docs, re.S):
+    if "decoded" in sql:
+        sql = sql.replace("decoded(response_ids)", "text")  # there is no tokenizer here
+    start, busy = time.perf_counter(), time.process_time()
+    answer(connection, sql)
+    times[number + ". " + title] = [time.perf_counter() - start, time.process_time() - busy]
+print(json.dumps({"times": times, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
+_VALIDATION = """
+import json, resource, sys, time
+start, busy = time.perf_counter(), time.process_time()
+from pathlib import Path
+from tracerl.config import Validation
+from tracerl.store.expectations import gather, judge
+bounds = Validation(pass_rate=(0.02, 1.0), truncation=1.0, undecided=0.05, drift=0.5)
+outcomes = judge(gather(Path(sys.argv[1]), "rollouts", 151_936, {}), bounds)
+failed = [outcome.name for outcome in outcomes if not outcome.success]
+print(json.dumps({"times": {"validate": [time.perf_counter() - start, time.process_time() - busy]}, "failed": failed,
+                  "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
+
+
+def run(code: str, folder: Path) -> dict[str, Any]:
+    """What a child process prints of its times and memory."""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="keep the rollouts there, and use those that are there already")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or Path(scratch)
+        if not (folder / "data").exists():
+            print(f"written in {write(folder, options.rows):.1f} s")
+        by_column = sizes(folder, options.rows)
+        both = by_column["response_ids"] + by_column["step_map"]
+        print(f"bytes per token: tokens {by_column['response_ids']:.3f} + steps {by_column['step_map']:.3f} = {both:.3f} (at most 2.0); "
+              f"log-probabilities {by_column['logprobs']:.3f}")  # fmt: skip
+        for name, code in (("questions", _QUESTIONS), ("validation", _VALIDATION)):
+            figures = run(code, folder)
+            for what, value in figures["times"].items():
+                wall, busy = value if isinstance(value, list) else (value, value)
+                print(f"{wall:7.2f} s ({busy:.2f} s of processors)  {what}")
+            print(f"{name}: {figures['mb']:.0f} MB at most (limit 500), failed: {figures.get('failed', [])}")
+
+
+if __name__ == "__main__":
+    main()

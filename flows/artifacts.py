@@ -1,16 +1,26 @@
-"""What a run shows in the Prefect UI besides its states: metrics against the last commit, progress of long stages, links to the pages."""
+"""What a run shows in the Prefect UI besides its states: metrics against the last commit, progress of long stages, links to the pages.
+
+A server that does not take an artifact fails no run: what could not be shown is said in the log.
+"""
 
 import json
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_link_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 
 # tqdm's line: `rl@short:  34%|###   | 17/50 [00:40<01:20,  2.42s/iteration, reward 0.52]`
 _PROGRESS = re.compile(
@@ -86,10 +96,10 @@ class Progress:
         percent = min(100.0 * done / max(total, 1), 100.0)
         text = f"{self._stage}: {done} of {total}, {match['text'] or ''}, ETA {match['eta']} ({match['speed']})".replace(", ,", ",")
         if self._artifact is None:
-            made = create_progress_artifact(progress=percent, key=key("progress", self._stage), description=text)
-            self._artifact = made if isinstance(made, UUID) else None
+            self._artifact = shown(lambda: create_progress_artifact(percent, key("progress", self._stage), text))
         else:
-            update_progress_artifact(self._artifact, progress=percent, description=text)
+            artifact = self._artifact
+            shown(lambda: update_progress_artifact(artifact, percent, text))
         return rest
 
 
@@ -98,10 +108,29 @@ def publish_links(root: Path, pages: Sequence[str]) -> None:
     base = os.environ.get("TRACERL_PAGES_URL", root.as_uri())
     for page in pages:
         if (root / page).is_file():
-            create_link_artifact(link=f"{base}/{page}", link_text=page, key=key(page), description=f"Written by this run: {page}")
+            publish_link(f"{base}/{page}", page)
+
+
+def publish_link(address: str, page: str) -> None:
+    """One link."""
+    shown(lambda: create_link_artifact(address, link_text=page, key=key(page), description=f"Written by this run: {page}"))
 
 
 def publish_table(name: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
-    """A plain table."""
+    """A plain table, if it has rows."""
     if rows:
-        create_table_artifact(table=[dict(row) for row in rows], key=key(name), description=description)
+        shown(lambda: create_table_artifact([dict(row) for row in rows], key=key(name), description=description))
+
+
+def publish_markdown(name: str, text: str, description: str) -> None:
+    """Text with headings and tables."""
+    shown(lambda: create_markdown_artifact(text, key=key(name), description=description))
+
+
+def shown(show: Callable[[], Any]) -> Any:
+    """What Prefect's function gives, or None if the server does not take the artifact."""
+    try:
+        return show()
+    except Exception as error:
+        get_run_logger().warning("An artifact is missing: %s", error)
+        return None

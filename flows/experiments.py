@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import Cancelled, Completed, Failed
@@ -62,13 +61,14 @@ def experiments(
         baseline = git(root, "rev-parse", "HEAD").strip()
         if changed := git(root, "status", "--porcelain", "--untracked-files=no"):
             logger.warning("The experiments start from commit %s, without what is not committed:\n%s", baseline[:8], changed)
-        metrics = [path for stage in read_plan(root, targets).values() for path in stage.metrics]
+        plan = read_plan(root, targets)
+        metrics = [path for stage in plan.values() for path in stage.metrics]
         cells = {cell_name(name, values, targets): values for values in combinations(grid)}
         for values in cells.values():
             override_params(git(root, "show", f"{baseline}:./params.yaml"), values)  # a mistake in any cell shows before the first one runs
         states: dict[str, State[Any]] = {}
         try:
-            run_cells(cells, root, baseline, targets, max_parallel, retries, states)
+            run_cells(cells, root, baseline, list(plan), max_parallel, retries, states)
         except BaseException:
             process.stop_all()
             raise
@@ -80,7 +80,7 @@ def experiments(
 
 
 def run_cells(
-    cells: Mapping[str, Mapping[str, Any]], root: Path, baseline: str, targets: Sequence[str], max_parallel: int, retries: int,
+    cells: Mapping[str, Mapping[str, Any]], root: Path, baseline: str, stages: list[str], max_parallel: int, retries: int,
     states: dict[str, State[Any]],
 ) -> None:  # fmt: skip
     """Runs the cells in their order, as many at a time as there are slots; fills `states`."""
@@ -89,14 +89,14 @@ def run_cells(
         while waiting and len(running) < max_parallel:
             cell = waiting.pop(0)
             one = run_cell.with_options(name=cell, task_run_name=cell, retries=retries, retry_delay_seconds=RETRY_SECONDS)
-            running[one.submit(cell, dict(cells[cell]), str(root), baseline, list(targets), run_name(), return_state=False)] = cell
+            running[one.submit(cell, dict(cells[cell]), str(root), baseline, stages, run_name(), return_state=False)] = cell
         finished = next(as_completed(list(running)))
         finished.wait()
         states[running.pop(finished)] = finished.state
 
 
 @task
-def run_cell(cell: str, values: dict[str, Any], root: str, baseline: str, targets: list[str], run: str) -> State[None]:
+def run_cell(cell: str, values: dict[str, Any], root: str, baseline: str, stages: list[str], run: str) -> State[None]:
     """One cell: clone, params, `dvc repro`, `dvc exp save`, and the experiment's ref back into this repository."""
     project, logger = Path(root), get_run_logger()
     if is_there(project, baseline, cell):
@@ -104,7 +104,7 @@ def run_cell(cell: str, values: dict[str, Any], root: str, baseline: str, target
     log = project / "logs" / run / f"{cell}.log"
     folder = clone(project, baseline, cell, values)
     output = Output(cell, log, logger)
-    commands = [["checkout", "--allow-missing", "--quiet"], ["repro", *targets], ["exp", "save", "--force", "--name", cell]]
+    commands = [["checkout", "--allow-missing", "--quiet"], ["repro", *stages], ["exp", "save", "--force", "--name", cell, *stages]]
     for command in commands:
         code = process.run(process.dvc(*command), folder, log, output)
         if process.stopping():
@@ -183,7 +183,7 @@ def compare(name: str, cells: comparison.Cells, root: Path, baseline: str, metri
     if not figures:
         return
     text = comparison.markdown(comparison.table(cells, figures))
-    create_markdown_artifact(text, key=artifacts.key("experiments", name), description=f"{len(figures)} of {len(cells)} experiments")
+    artifacts.publish_markdown(f"experiments {name}", text, f"{len(figures)} of {len(cells)} experiments")
     page = Path("reports", "experiments", f"{name}.html")
     (root / page).parent.mkdir(parents=True, exist_ok=True)
     (root / page).write_text(comparison.page(name, cells, figures))

@@ -119,10 +119,11 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
 
 def change_params(root: Path, overrides: Mapping[str, Any], logger: Logger) -> None:
     """Writes the overrides into params.yaml, where DVC sees them, and shows them."""
-    path = root / "params.yaml"
-    changed = override_params(path.read_text(), overrides)
+    path, aside = root / "params.yaml", root / "params.yaml.tmp"
+    override_params(path.read_text(), overrides)  # a mistake shows before any waiting
     wait_for_plain_dvc(root, logger.info)
-    path.write_text(changed)
+    aside.write_text(override_params(path.read_text(), overrides))
+    aside.replace(path)
     rows = [{"param": key, "value": repr(value)} for key, value in overrides.items()]
     artifacts.publish_table("overrides", rows, "Params that this run changed in params.yaml")
 

@@ -30,8 +30,8 @@ ENVIRONMENT = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 DEFAULTS = {
     "PREFECT_HOME": str(Path(".prefect").resolve()),
     "PREFECT_WORKER_QUERY_SECONDS": "2",  # how soon a run that is asked for in the UI starts
-    "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # a busy machine must not make "database is locked" of a wait
-    "PREFECT_API_REQUEST_TIMEOUT": "120",
+    "PREFECT_API_REQUEST_TIMEOUT": "120",  # a machine that is busy with training answers late
+    "PREFECT_CLIENT_MAX_RETRIES": "10",  # SQLite refuses a write now and then when several come at once
 }
 
 

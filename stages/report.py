@@ -1,13 +1,18 @@
-"""Writes the result table reports/metrics/summary.json and the report reports/report.html from what the other stages wrote.
+"""Writes the result table reports/metrics/summary.json, the report reports/report.html and the trace viewer reports/traces.html.
 
 Example: python -m stages.report
 """
+
+import subprocess
+
+import duckdb
 
 from stages import context
 from tracerl.models.tokenizer import load_tokenizer
 from tracerl.reporting.report import render_report
 from tracerl.reporting.summary import summary_rows
-from tracerl.store.catalog import connect
+from tracerl.reporting.trace_viewer import Response, chosen_responses, render_viewer
+from tracerl.store.catalog import answer, connect
 from tracerl.store.workspace import write_json, write_text
 
 
@@ -15,9 +20,28 @@ def main() -> None:
     params = context.load()
     rows = summary_rows(context.REPORTS / "metrics" / "evaluate", params.evaluate)
     tokenizer = load_tokenizer(context.CHECKPOINTS / "base", None)
-    page = render_report(params, rows, context.REPORTS, connect(context.ROOT), tokenizer)
+    connection = connect(context.ROOT)
+    page = render_report(params, rows, context.ROOT, connection, tokenizer, _commit())
+    responses = [one for name in params.rl for one in _before_and_after(connection, name, params.report.num_played)]
+    viewer = render_viewer(responses, tokenizer, "Held-out responses of each round: before it, and after its last iteration")
     write_json(context.REPORTS / "metrics" / "summary.json", {"rows": rows})
     write_text(context.REPORTS / "report.html", page)
+    write_text(context.REPORTS / "traces.html", viewer)
+
+
+def _before_and_after(connection: duckdb.DuckDBPyConnection, name: str, count: int) -> list[Response]:
+    """Held-out responses of a round's last measurement, each beside that of iteration 0; none if the round stored none."""
+    held_out = f"starts_with(stage, 'rl@{name}/held-out')"
+    last = f"{held_out} AND iteration = (SELECT max(iteration) FROM rollouts WHERE {held_out})"
+    if not answer(connection, f"SELECT 1 FROM rollouts WHERE {held_out} LIMIT 1").num_rows:
+        return []
+    return chosen_responses(connection, last, f"{held_out} AND iteration = 0", count)
+
+
+def _commit() -> str:
+    """The commit that is checked out; "" outside of git."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=context.ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 if __name__ == "__main__":

@@ -9,12 +9,22 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
-from tests.reporting.synthetic_run import evaluation_row, make_rollouts, make_tasks
+from tests.reporting.synthetic_run import (
+    evaluation_row,
+    held_out_curve,
+    make_rollouts,
+    make_tasks,
+    train_curve,
+    validation_result,
+)
 from tracerl.cli import main
 from tracerl.reporting.summary import COLUMNS, HEADINGS, markdown_table, read_summary
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
-from tracerl.store.workspace import write_json
+from tracerl.store.parquet import seal
+from tracerl.store.schema import DATASETS
+from tracerl.store.workspace import Workspace, write_json
 
 ROOT = Path(__file__).parents[1]
 QUERY = """
@@ -138,3 +148,74 @@ def test_the_readme_shows_the_committed_summary():
         pytest.skip("there is no README or no result table yet")
     shown = readme.read_text(encoding="utf-8").split("<!-- summary:begin -->")[1].split("<!-- summary:end -->")[0]
     assert shown.strip() == markdown_table(read_summary(summary)), "put the output of `tracerl summary --markdown` between the markers"
+
+
+# What is stored, checked and watched
+
+
+@pytest.fixture
+def whole_run(tmp_path):
+    """A sealed run with a base checkpoint, of which one file can be spoiled."""
+    write_tasks(tmp_path / "data" / "tasks" / "mixed.parquet", make_tasks())
+    path = tmp_path / "data" / "rollouts" / "rl@short" / "iter-00001.parquet"
+    write_rollouts(path, rollout_table(make_rollouts("rl@short", 1)))
+    for folder in (tmp_path / "data" / "tasks", path.parent):
+        seal(folder)
+    (tmp_path / "data" / "checkpoints" / "base").mkdir(parents=True)
+    (tmp_path / "data" / "checkpoints" / "base" / "config.json").write_text('{"vocab_size": 98}')
+    return tmp_path
+
+
+def test_data_check_is_content_with_a_sound_run_and_names_what_is_wrong(whole_run, capsys):
+    assert tracerl("data", "check", root=whole_run) in (0, None)
+    assert "sound" in capsys.readouterr().out
+    path = whole_run / "data" / "rollouts" / "rl@short" / "iter-00001.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "2 findings" in str(tracerl("data", "check", root=whole_run))
+    assert str(path) in capsys.readouterr().out
+
+
+def test_data_check_sees_ids_that_occur_twice_and_tasks_that_do_not_exist(whole_run, capsys):
+    other = whole_run / "data" / "rollouts" / "rl@long"
+    write_rollouts(other / "iter-00001.parquet", rollout_table(make_rollouts("rl@short", 1)))
+    seal(other)
+    write_tasks(whole_run / "data" / "new" / "mixed.parquet", make_tasks()[1:])
+    (whole_run / "data" / "tasks" / "mixed.parquet").write_bytes((whole_run / "data" / "new" / "mixed.parquet").read_bytes())
+    (whole_run / "data" / "tasks" / "manifest.json").unlink()
+    seal(whole_run / "data" / "tasks")
+    tracerl("data", "check", root=whole_run)
+    out = capsys.readouterr().out
+    assert "no two rows have one id (8 rows, first rl@short/00001/mixed/0/0" in out
+    assert "every response belongs to a task of the task sets (4 rows" in out
+
+
+def test_damaged_files_are_left_out_of_a_query_only_when_asked_for(whole_run, capsys):
+    path = whole_run / "data" / "rollouts" / "rl@short" / "iter-00001.parquet"
+    path.write_bytes(b"PAR1")
+    assert str(path) in str(tracerl("sql", "FROM rollouts", root=whole_run))
+    assert tracerl("sql", "SELECT count(*) AS n FROM rollouts", "--skip-damaged", "--format", "csv", root=whole_run) in (0, None)
+    shown = capsys.readouterr()
+    assert shown.out == "n\n0\n"
+    assert f"left out: a Parquet file is damaged or missing\n  where: {path}" in shown.err
+
+
+def test_running_stages_are_drawn_from_their_saved_state(tmp_path):
+    curve = [{"step": step, "loss": 1 / step} for step in range(1, 9)]
+    space = Workspace(tmp_path / "data" / "scratch" / "sft@short-0123456789ab")
+    space.save({"weight": torch.zeros(1)}, {"curve": curve})
+    rounds = {"train": train_curve("rl@long", 6), "held_out": held_out_curve(6, 2)}
+    Workspace(tmp_path / "data" / "scratch" / "rl@long-0123456789ab").save({"weight": torch.zeros(1)}, {"curves": rounds, "iteration": 6})
+    assert tracerl("watch", "--once", root=tmp_path) in (0, None)
+    page = (tmp_path / "data" / "scratch" / "watch.html").read_text()
+    assert page.count("<figure>") == 1 + 8
+    assert "iteration 6" in page
+    assert "step 8" in page
+
+
+def test_an_accepted_run_is_what_later_runs_are_compared_with(tmp_path, capsys):
+    for dataset in DATASETS:
+        result = {**validation_result("rollouts"), "dataset": dataset}
+        write_json(tmp_path / "reports" / "validation" / f"{dataset}.json", result)
+    assert tracerl("data", "accept", root=tmp_path) in (0, None)
+    baseline = json.loads((tmp_path / "reports" / "baseline.json").read_text())
+    assert baseline["evals"]["rl@long"] == {"num_rows": 3200, "pass_rate": 0.61, "truncation": 0.002}

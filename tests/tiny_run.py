@@ -28,6 +28,7 @@ def tiny_params() -> dict[str, Any]:
     for rl in params["rl"].values():
         rl.update(iterations=4, groups=4, group_size=4, min_groups=1, max_sampled_groups=8, pass_rate=[0.0, 1.0])
         rl["held_out"] = {**rl["held_out"], "every": 2, "num_problems": 2}
+    params["validation"].update(pass_rate=[0.0, 1.0], truncation=1.0)
     params["evaluation"].update(num_problems=16, batch_size=4, bootstrap=50)
     return params
 

@@ -27,6 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
+data = typer.Typer(help="Check and accept what a run stored.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data, name="data")
+
 Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
 _MAX_TABLE_ROWS = 100
 
@@ -64,27 +67,176 @@ def _commands() -> None:
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="One SELECT statement of DuckDB.")],
-    root: Root = Path("."),
+    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="One SELECT statement of DuckDB; none starts a shell.")] = None,
+    root: Annotated[str, typer.Option(metavar="DIR", help="Folder of the run, or an address such as s3://bucket/run.")] = ".",
     format: Annotated[Format | None, typer.Option(help="By default that of FILE's name, or a table.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")] = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")] = False,
 ) -> None:
-    """Query everything the run wrote: the views tasks, rollouts, traces and evals.
+    """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and runs.
 
     \b
     Examples:
+      tracerl sql                                            a shell with history and completion
       tracerl sql "describe rollouts"
-      tracerl sql "select stage, iteration, avg(reward) from rollouts group by all order by all"
+      tracerl sql "select stage, iteration, pass_rate(verdict) from rollouts group by all order by all"
       tracerl sql "select prompt, answer, text from evals join tasks using (task_id) where verdict = 'wrong' limit 20"
       tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
+    docs/sql.md answers ten questions.
     """
-    from tracerl.store.catalog import answer, connect
+    from tracerl.store.catalog import connect, damaged
 
     chosen = format or _format_of(out)
     if chosen is Format.parquet and out is None:
         raise DataError("Parquet is not for terminals", do="name a file with --out")
-    result = answer(connect(root), query)
+    if skip_damaged:
+        for problem in damaged(root):
+            print(f"left out: {problem}", file=sys.stderr)
+    connection = connect(root, skip_damaged)
+    if query is None:
+        _shell(connection, chosen)
+        return
+    result = _answer(connection, query)
     _write(result.rename_columns(_distinct(result.column_names)), chosen, out)
+
+
+def _shell(connection: Any, chosen: Format) -> None:
+    from tracerl.store.shell import run_shell
+
+    def run(query: str) -> None:
+        try:
+            result = _answer(connection, query)
+        except TracerlError as error:
+            print(f"error: {error}")
+        else:
+            _write(result.rename_columns(_distinct(result.column_names)), chosen, None)
+
+    run_shell(connection, run, print, Path(typer.get_app_dir("tracerl")) / "sql_history")
+
+
+def _answer(connection: Any, query: str) -> "pa.Table":
+    """A query's result; one that takes longer than a second shows its progress on the error stream, and Ctrl-C stops it."""
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    from tracerl.store.catalog import answer
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(answer, connection, query)
+        try:
+            if wait([asked], timeout=1.0).not_done and sys.stderr.isatty():
+                _show_progress(connection, asked)
+            return asked.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise DataError("the query was stopped", got=query) from None
+
+
+def _show_progress(connection: Any, asked: Any) -> None:
+    from concurrent.futures import wait
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("query"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("query", total=None)
+        while wait([asked], timeout=0.2).not_done:
+            percent = float(connection.query_progress())
+            progress.update(task, total=100.0 if percent > 0 else None, completed=max(percent, 0.0))
+
+
+@data.command()
+def check(root: Root = Path(".")) -> None:
+    """Check every stored file: checksums, row counts, ids, laws of trajectories, duplicates. Exit status 1 if something is wrong.
+
+    \b
+    Examples:
+      tracerl data check
+      tracerl data check --root ../other-run
+    """
+    from tracerl.store.check import check_run
+
+    count = 0
+    for finding in check_run(root):
+        count += 1
+        print(finding)
+    if count:
+        raise DataError("the data are not sound", where=str(root / "data"), got=f"{count} findings, listed above",
+                        do="run the stages that wrote these files again")  # fmt: skip
+    print("Everything is sound.")
+
+
+@data.command()
+def accept(root: Root = Path(".")) -> None:
+    """Make this run the one that later runs are compared with: its figures become reports/baseline.json.
+
+    \b
+    Examples:
+      tracerl data accept && git add reports/baseline.json
+    """
+    from tracerl.store.expectations import accepted
+    from tracerl.store.workspace import write_json
+
+    write_json(root / "reports" / "baseline.json", accepted(root / "reports" / "validation"))
+    print(f"Accepted: {root / 'reports' / 'baseline.json'}")
+
+
+@app.command()
+def watch(
+    root: Root = Path("."),
+    every: Annotated[int, typer.Option(metavar="SECONDS", min=1, help="How often the curves are read.")] = 5,
+    once: Annotated[bool, typer.Option("--once", help="Write the page once and end.")] = False,
+) -> None:
+    """Draw the curves of the stages that are running, in a page that reloads itself, until Ctrl-C.
+
+    \b
+    Examples:
+      tracerl watch
+      tracerl watch --every 30
+    """
+    import time
+
+    from tracerl.reporting.live import render_live
+    from tracerl.store.workspace import write_text
+
+    page = root / "data" / "scratch" / "watch.html"
+    print(f"Open {page} in a browser; Ctrl-C ends.")
+    while True:
+        write_text(page, render_live(root / "data" / "scratch", every))
+        if once:
+            return
+        try:
+            time.sleep(every)
+        except KeyboardInterrupt:
+            return
+
+
+@app.command()
+def trace(
+    condition: Annotated[
+        str, typer.Argument(metavar="CONDITION", help="SQL condition on a response of the views rollouts, evals and traces.")
+    ],
+    root: Root = Path("."),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("trace.html"),
+    against: Annotated[str | None, typer.Option(metavar="CONDITION", help="Show these responses to the same problems beside them.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many responses.")] = 200,
+) -> None:
+    """Write one HTML page that plays responses as they were unmasked, step by step. It needs no network.
+
+    \b
+    Examples:
+      tracerl trace "stage = 'rl@short' and iteration = 50 and verdict = 'wrong'"
+      tracerl trace "stage like 'evaluate@rl-short/dynamic'" --against "stage like 'evaluate@sft-short/dynamic'" --out compare.html
+    """
+    from tracerl.models.tokenizer import load_tokenizer
+    from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
+    from tracerl.store.catalog import connect
+    from tracerl.store.workspace import write_text
+
+    responses = chosen_responses(connect(root), condition, against, limit)
+    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), condition if against is None else
+                         f"{against} | {condition}")  # fmt: skip
+    write_text(out, page)
+    print(f"{len(responses)} responses: {out}")
 
 
 @app.command()

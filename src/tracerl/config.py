@@ -462,9 +462,29 @@ class Compute(Section):
 
 
 class Report(Section):
-    """num_traces: responses shown per round in the order in which they were unmasked."""
+    """num_traces: responses shown per round in the order in which they were unmasked. num_played: per round, in reports/traces.html."""
 
     num_traces: int = Field(ge=0)
+    num_played: int = Field(ge=0)
+
+
+class Validation(Section):
+    """What the validate stages demand beyond the store's rules; see store/expectations.py.
+
+    pass_rate: range of every round's, evaluation's and task set's share of correct responses. truncation, undecided: largest shares.
+    drift: largest relative change of a figure against reports/baseline.json before it is warned of.
+    """
+
+    pass_rate: tuple[float, float]
+    truncation: float = Fraction
+    undecided: float = Fraction
+    drift: float = Field(gt=0.0)
+
+    @model_validator(mode="after")
+    def _pass_rate_is_a_range(self) -> Self:
+        if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
+            raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
+        return self
 
 
 class Params(Section):
@@ -484,6 +504,7 @@ class Params(Section):
     rl: dict[Name, RlRound]
     evaluation: EvaluationDefaults
     evaluate: dict[Name, Evaluation]
+    validation: Validation
     report: Report
 
     @model_validator(mode="after")

@@ -23,6 +23,7 @@ class Task:
 
     task_id: task set and a hash of the prompt. kind: which verifier decides. difficulty: number of terms or operators.
     solution: a worked solution in the form the model should write it, "" if there is none.
+    spec: what the verifier needs beyond the answer, as JSON (a code task's tests, a puzzle's clues), "" if nothing.
     """
 
     task_id: str
@@ -33,6 +34,7 @@ class Task:
     prompt: str
     answer: str
     solution: str
+    spec: str = ""
 
 
 @dataclass(frozen=True)

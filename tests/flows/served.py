@@ -27,15 +27,20 @@ class Served:
         self.client = httpx.Client(base_url=f"{self.ui}/api", timeout=60)
 
     def get(self, path: str) -> Any:
-        return self._answer(self.client.get(path))
+        return self._ask("GET", path)
 
     def post(self, path: str, data: Any) -> Any:
-        return self._answer(self.client.post(path, json=data))
+        return self._ask("POST", path, data)
 
     def delete(self, path: str) -> Any:
-        return self._answer(self.client.delete(path))
+        return self._ask("DELETE", path)
 
-    def _answer(self, answer: httpx.Response) -> Any:
+    def _ask(self, method: str, path: str, data: Any = None) -> Any:
+        for _ in range(20):
+            answer = self.client.request(method, path, json=data)
+            if answer.status_code != 503:  # "database is locked": SQLite's way of asking to be asked again
+                break
+            time.sleep(0.5)
         assert answer.is_success, f"{answer.status_code} {answer.text}"
         return answer.json() if answer.content else None
 

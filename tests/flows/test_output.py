@@ -76,9 +76,7 @@ class Shown:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shown: list[tuple[float, str]] = []
-        monkeypatch.setattr(
-            artifacts, "create_progress_artifact", lambda progress, key, description: self.shown.append((progress, description))
-        )
+        monkeypatch.setattr(artifacts, "create_progress_artifact", lambda percent, key, text: self.shown.append((percent, text)))
 
 
 def test_the_progress_bar_of_a_real_stage_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

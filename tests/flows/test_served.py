@@ -102,6 +102,12 @@ def test_artifacts_show_metrics_progress_and_pages(served: Served, first_run: st
 
 
 @pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Where pictures of pages go. SCREENSHOTS=docs/images python -m pytest tests/flows/test_served.py makes those of the docs anew."""
+    return Path(os.environ.get("SCREENSHOTS", tmp_path))
+
+
+@pytest.fixture
 def page(tmp_path: Path) -> Iterator[Page]:
     if BINARY is None:
         assert not os.environ.get("CI"), "CI must look at the pages: install chromium"
@@ -110,25 +116,25 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield tab
 
 
-def test_the_run_page_shows_bars_dependencies_and_artifacts(served: Served, first_run: str, page: Page, tmp_path: Path) -> None:
+def test_the_run_page_shows_bars_dependencies_and_artifacts(served: Served, first_run: str, page: Page, pictures: Path) -> None:
     page.open(f"{served.ui}/runs/flow-run/{first_run}")
     page.wait_for("Task Runs", "Artifacts", f"{len(STAGES)} Task runs", "Completed", "start says 0")
     # The graph is painted on a canvas: a bar for each stage in the green of what has completed, and grey lines between them.
     wait_for(lambda: page.painted(33, 161, 78) > 5000, "the bars of the stages", 90)
-    page.picture(tmp_path / "run.png")
+    page.picture(pictures / "run.png")
     nodes = dict(served.get(f"/flow_runs/{first_run}/graph-v2")["nodes"])
     (report,) = [node for node in nodes.values() if node["label"] == "report"]
     assert {nodes[parent["id"]]["label"] for parent in report["parents"]} == set(WIDE)
     page.click("Artifacts")
     page.wait_for("metrics-slow", "reports-report-html", "progress-slow")
-    page.picture(tmp_path / "artifacts.png")
+    page.picture(pictures / "artifacts.png")
     assert troubles(page) == []
 
 
-def test_the_deployment_page_shows_the_schedule(served: Served, page: Page, tmp_path: Path) -> None:
+def test_the_deployment_page_shows_the_schedule(served: Served, page: Page, pictures: Path) -> None:
     page.open(f"{served.ui}/deployments/deployment/{served.deployment('full')['id']}")
     page.wait_for("Schedules", "At 08:00 PM", "Friday", "Next Run", "auto-scheduled", "flows/pipeline.py:pipeline")
-    page.picture(tmp_path / "deployment.png")
+    page.picture(pictures / "deployment.png")
     page.click("Parameters")
     page.wait_for("targets", "overrides", "max_parallel", "retries")
     assert troubles(page) == []

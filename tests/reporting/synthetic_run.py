@@ -9,24 +9,35 @@ import yaml
 from stages.context import write_curve
 from tracerl.config import Params, load_params
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
+from tracerl.reporting.validation_page import render_validation
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
-from tracerl.store.workspace import write_json
+from tracerl.store.parquet import seal
+from tracerl.store.workspace import write_json, write_text
 from tracerl.types import Rollout, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = {"4+7+5=": "11;16;#16", "9+2+6=": "11;17;#17", "(2+3)*4-5=": "2+3=5;5*4=20;20-5=15;#15", "3*3+8=": "3*3=9;9+8=17;#17"}
 SETTINGS: dict[str, object] = {
     "steps_per_block": 4,
+    "schedule": "even",
     "remasking": "dynamic",
     "threshold": 0.9,
+    "entropy_bound": None,
+    "order_temperature": None,
+    "order_score": None,
     "confidence": "raw",
+    "confidence_of": "drawn",
     "temperature": 1.0,
     "top_k": 0,
     "top_p": 1.0,
+    "guidance": 0.0,
+    "opening": "",
     "max_new_tokens": 36,
     "cache_mode": "exact",
     "cache_horizon": None,
+    "refresh_every": None,
+    "refresh_sees": None,
 }
 
 
@@ -97,6 +108,7 @@ def write_run(root: Path, params: Params) -> None:
     (root / "data" / "checkpoints" / "base").mkdir(parents=True)
     character_tokenizer().save(root / "data" / "checkpoints" / "base")
     write_tasks(root / "data" / "tasks" / "mixed.parquet", make_tasks())
+    seal(root / "data" / "tasks")
     reports = root / "reports"
     for stage in ("base", *(f"sft@{name}" for name in params.sft)):
         write_json(
@@ -114,6 +126,10 @@ def write_run(root: Path, params: Params) -> None:
         )
         write_curve(reports / "curves" / f"{stage}.tsv", train_curve(stage, settings.iterations))
         write_curve(reports / "curves" / f"{stage}-held-out.tsv", held_out_curve(settings.iterations, settings.held_out.every))
+    for dataset in ("tasks", "rollouts"):
+        result = validation_result(dataset)
+        write_json(reports / "validation" / f"{dataset}.json", result)
+        write_text(reports / "validation" / f"{dataset}.html", render_validation(result))
     for name, one in params.evaluate.items():
         rows = [
             evaluation_row(one.checkpoint, task_set, mode, one.sampler.block_size)
@@ -136,6 +152,7 @@ def train_curve(stage: str, iterations: int) -> list[dict[str, Any]]:
                 "kl": abs(2e-4 + 1e-4 * noise[2]),
                 "tokens_per_step": 1.4 + 1.1 * rise + 0.05 * noise[3],
                 "mean_length": 14 + 0.4 * noise[4],
+                "truncation_rate": 0.02 * float(np.exp(-i / 12)),
             }
         )
     return rows
@@ -172,3 +189,19 @@ def evaluation_row(checkpoint: str, benchmark: str, mode: str, block_size: int) 
         "mean_length": 15.25,
         "truncation_rate": 0.0125,
     }
+
+
+def validation_result(dataset: str) -> dict[str, Any]:
+    """A result as stages/validate.py writes it: tasks fail, everything drifts."""
+    success = dataset != "tasks"
+    failed = {
+        **{"name": "splits_do_not_overlap", "says": "no test problem is also a train problem", "severity": "critical"},
+        **{"success": success, "count": int(not success), "first": [] if success else ["mixed/1"]},
+    }
+    drift = {
+        **{"name": "drift", "says": "no figure moved by more than 50% against the accepted run", "severity": "warning"},
+        **{"success": False, "count": 1, "first": ["rl@short, 0.71"]},
+    }
+    figures = {"num_rows": 3200, "pass_rate": 0.61, "truncation": 0.002, "drift": None}
+    groups = [{"group": group, **figures} for group in ("rl@short", "rl@long")]
+    return {"dataset": dataset, "success": success, "num_rows": 6400, "groups": groups, "expectations": [failed, drift]}

@@ -1,23 +1,34 @@
 """Laws of the report: it says what the files say, needs nothing but itself, and is the same bytes whenever and wherever it is written."""
 
+import hashlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 
 import pytest
 
 from stages import context
 from stages.report import main
+from tests.chromium import browser
 from tests.reporting.synthetic_run import make_rollout, make_tasks, small_params, write_run
 from tests.tiny_run import fails, run_stage
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.reporting.charts import Change, Series, change_chart, interval_bar, line_chart, percent, ticks
+from tracerl.reporting.charts import (
+    Change,
+    Series,
+    change_chart,
+    heat_map,
+    histogram,
+    interval_bar,
+    line_chart,
+    percent,
+    ticks,
+    won_lost_chart,
+)
 from tracerl.reporting.report import read_curve
+from tracerl.reporting.rows import group_chart, order_chart, won_lost_charts
 from tracerl.reporting.trace_viewer import build_trace, last_traces
 from tracerl.store.catalog import connect
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
@@ -71,7 +82,7 @@ def test_the_page_has_charts_for_every_stage_and_traces_for_every_round(page):
     charts = re.findall(r'<svg class="chart"[^>]*aria-label="([^"]*)"', page)
     assert charts.count("base: loss") == 1
     assert [charts.count(f"sft@{name}: loss") for name in params.sft] == [1] * len(params.sft)
-    assert len(charts) == 3 + 1 + len(params.sft) + 6 * len(params.rl)
+    assert len(charts) == 3 + 1 + len(params.sft) + 10 * len(params.rl)
     assert page.count('<article class="card trace">') == params.report.num_traces * len(params.rl)
 
 
@@ -92,7 +103,8 @@ def test_the_page_is_well_formed(page):
 
 def test_the_page_refers_to_nothing_outside_itself(page):
     addresses = re.findall(r"""(?:src|srcset|href|action|data|poster)\s*=\s*["']([^"']*)["']|url\(([^)]*)\)|@import\s*([^;]*)""", page)
-    assert {address for match in addresses for address in match if address and address[0] != "#"} <= {"data:,"}
+    beside = {"traces.html", "validation/rollouts.html", "validation/tasks.html"}
+    assert {address for match in addresses for address in match if address and address[0] != "#"} == {"data:,", *beside}
     assert "//" not in re.sub(r"<!--.*?-->", "", page)
     assert "<script" not in page
 
@@ -104,7 +116,7 @@ def test_the_same_run_gives_the_same_bytes_in_another_place_and_process(run_fold
     monkeypatch.setattr(context, "CHECKPOINTS", tmp_path / "data" / "checkpoints")
     for _ in range(2):
         main()
-        for name in ("report.html", "metrics/summary.json"):
+        for name in ("report.html", "traces.html", "metrics/summary.json"):
             assert (tmp_path / "reports" / name).read_bytes() == (run_folder / "reports" / name).read_bytes()
 
 
@@ -230,67 +242,85 @@ def test_a_curve_with_only_a_heading_is_empty(tmp_path):
     assert read_curve(tmp_path / "base.tsv") == []
 
 
+# Figures from the rows
+
+
+def test_the_heat_map_gives_each_place_its_shares_of_steps(run_folder):
+    chart = order_chart(connect(run_folder), "rl@short")
+    shares = [float(share) for share in re.findall(r"place in the block \d+, step in the block \d+: ([0-9.]+)%", chart)]
+    steps = int(re.findall(r"step in the block (\d+):", chart)[-1])
+    assert len(shares) == 4 * steps
+    for place in range(4):
+        assert sum(shares[place * steps : (place + 1) * steps]) == pytest.approx(100, abs=0.3)
+
+
+def test_the_histogram_counts_groups_by_pass_rate(run_folder):
+    """Of the four groups of an iteration three are half right and one is all right."""
+    bars = re.findall(r"<title>(first|last) fifth[^,]*, (\d+): ([0-9.]+)%", group_chart(connect(run_folder), "rl@short"))
+    assert {(part, label): share for part, label, share in bars if float(share)} == {
+        (part, label): share for part in ("first", "last") for label, share in (("50", "75.0"), ("100", "25.0"))
+    }
+
+
+def test_problems_won_and_lost_are_counted_against_the_nearest_evaluated_ancestor(tmp_path):
+    params = small_params()
+    tokenizer, tasks = character_tokenizer(), make_tasks()
+    right = {"sft-short": [True, True, False, False], "rl-short": [True, False, True, True]}
+    for name, verdicts in right.items():
+        stage = f"evaluate@{name}/static"
+        rows = [
+            make_rollout(task, 0, stage, 0, task.solution if one else "1", tokenizer) for task, one in zip(tasks, verdicts, strict=True)
+        ]
+        write_rollouts(tmp_path / "data" / "evals" / name / "mixed-static.parquet", rollout_table(rows))
+    (chart,) = won_lost_charts(connect(tmp_path), params)
+    assert "sft@short → rl@short, block size 4" in chart
+    assert ("2 won" in chart, "1 lost" in chart, "+1" in chart) == (True, True, True)
+
+
+def test_provenance_names_params_data_and_checkpoints(run_folder, page):
+    assert hashlib.sha256((run_folder / "params.yaml").read_bytes()).hexdigest() in page
+    assert hashlib.sha256((run_folder / "data" / "tasks" / "manifest.json").read_bytes()).hexdigest()[:16] in page
+    assert "0123456789abcdef" in page
+    assert "num_played" in page
+
+
+def test_the_page_says_which_data_sets_passed_and_what_was_warned_of(page):
+    section = page.split('<section id="validation">')[1].split("</section>")[0]
+    assert re.findall(r">(passed|failed)<", section) == ["passed", "failed"]
+    assert "no figure moved by more than 50%" in section
+    assert 'href="validation/tasks.html"' in section
+
+
+def test_charts_of_rows_without_values_are_still_charts():
+    assert "no values" in heat_map("t", [], "x", "y")
+    assert "no values" in histogram("t", ["0"], [], "x")
+    assert "+0" in won_lost_chart("t", [("a < b", 0, 0)])
+    assert "a &lt; b" in won_lost_chart("t", [("a < b", 0, 0)])
+
+
 # The browser
 
-# Chromium asks for its updates even in its quietest mode. A report that used a font of theirs would still be noticed: its own security
-# policy turns every attempt into a console error.
-BROWSERS_OWN = re.compile(r"(^|//|\.)(google|googleapis|gstatic)\.com\b")
+
+def test_the_browser_check_sees_errors_and_requests(tmp_path):
+    (tmp_path / "bad.html").write_text('<img src="http://127.0.0.1:9/x.png"><script>console.error("seen"); nowhere()</script>')
+    with browser(tmp_path) as shown:
+        shown.open((tmp_path / "bad.html").as_uri())
+        assert "http://127.0.0.1:9/x.png" in shown.requests
+        assert any("seen" in error for error in shown.errors)
+        assert any("nowhere" in error for error in shown.errors)
 
 
-def open_in_browser(url: str, proxy: int, folder) -> tuple[str, list[str]]:
-    """The page's DOM and its console messages. Every request over the network would go to the local port `proxy`."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        assert not os.environ.get("CI"), "CI must have chromium"
-        pytest.skip("chromium is not installed")
-    command = [
-        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
-        "--disable-component-update", "--disable-default-apps", f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr",
-        f"--proxy-server=http://127.0.0.1:{proxy}", "--proxy-bypass-list=<-loopback>", "--window-size=1280,2000",
-        f"--screenshot={folder / 'page.png'}", "--dump-dom", url,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-@pytest.fixture
-def recorder():
-    """A local proxy that answers nothing and remembers which addresses were asked for: (port, addresses)."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        def do_CONNECT(self):
-            asked.append(self.path)
-            self.send_error(403)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_port, asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_the_browser_check_sees_errors_and_requests(recorder, tmp_path):
-    port, asked = recorder
-    (tmp_path / "bad.html").write_text('<img src="http://example.invalid/x.png"><script>console.error("seen")</script>')
-    _, messages = open_in_browser((tmp_path / "bad.html").as_uri(), port, tmp_path)
-    assert "http://example.invalid/x.png" in asked
-    assert any("seen" in message for message in messages)
-
-
-def test_a_browser_shows_the_report_without_an_error_or_a_request(run_folder, recorder, tmp_path):
-    port, asked = recorder
-    dom, messages = open_in_browser((run_folder / "reports" / "report.html").as_uri(), port, tmp_path)
-    assert messages == []
-    assert [address for address in asked if not BROWSERS_OWN.search(address)] == []
-    assert dom.count("<article") == small_params().report.num_traces * len(small_params().rl)
-    assert (tmp_path / "page.png").stat().st_size > 50_000
+def test_a_browser_shows_report_and_validation_in_both_themes_at_both_widths_and_prints_them(run_folder, tmp_path):
+    pages = [run_folder / "reports" / "report.html", run_folder / "reports" / "validation" / "rollouts.html"]
+    with browser(tmp_path) as shown:
+        for path, (width, dark) in product(pages, [(1280, False), (1280, True), (390, False), (390, True)]):
+            shown.open(path.as_uri(), width, dark=dark)
+            assert shown.run("document.documentElement.scrollWidth") <= width, f"{path.name} is wider than {width} pixels"
+            background = shown.run("getComputedStyle(document.body).backgroundColor")
+            assert (background == "rgb(18, 21, 26)") is dark
+            shown.press("Tab")
+            assert shown.run("document.activeElement.tagName") == "A"
+        shown.pdf(tmp_path / "page.pdf")
+        assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+        assert shown.errors == []
+        assert shown.requests == []

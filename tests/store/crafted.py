@@ -66,6 +66,7 @@ BREAKS: dict[str, dict[str, Callable[[Row], Row]]] = {
         "logprobs_are_known": lambda row: {**row, "logprobs": [float("nan"), *row["logprobs"][1:]]},
         "filtered_where_filtered": _with(top_k=3),
         "lists_of_one_length": _with(order_in_step=[1]),
+        "order_where_drawn": _with(remasking="plackett_luce"),
         "forwards_add_up": _with(num_forwards=0),
         "verdict_is_known": _with(verdict="right"),
         "stop_is_known": _with(stop_reason="tired"),

@@ -8,9 +8,10 @@ import pytest
 
 from tests.reporting.synthetic_run import make_rollouts, make_tasks
 from tracerl.errors import DataError
-from tracerl.store.catalog import VIEWS, answer, connect
+from tracerl.store.catalog import answer, connect, damaged
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
-from tracerl.store.schema import ROLLOUTS, TASKS
+from tracerl.store.parquet import seal
+from tracerl.store.schema import DATASETS, ROLLOUTS, TASKS
 
 PLACES = {
     "tasks": "tasks/mixed.parquet",
@@ -30,7 +31,7 @@ def fill(root: Path, view: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", DATASETS)
 def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
     empty = answer(connect(tmp_path), f"FROM {view}")
     fill(tmp_path, view)
@@ -43,7 +44,7 @@ def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
 
 
 def test_views_return_what_the_stages_wrote(tmp_path):
-    for view in VIEWS:
+    for view in DATASETS:
         fill(tmp_path, view)
     query = (
         "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) WHERE sample_index = $index ORDER BY task_id"
@@ -60,7 +61,7 @@ def test_outputs_that_are_still_being_published_are_not_seen(tmp_path):
     assert answer(connect(tmp_path), "FROM rollouts").num_rows == 0
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", DATASETS)
 def test_a_torn_file_is_named(view, tmp_path):
     path = fill(tmp_path, view)
     path.write_bytes(path.read_bytes()[:-20])
@@ -75,6 +76,34 @@ def test_a_file_of_another_schema_version_is_named(tmp_path):
     with pytest.raises(DataError, match="another schema version") as error:
         connect(tmp_path)
     assert str(path) in str(error.value)
+
+
+def test_every_bad_file_is_named_and_the_others_can_still_be_asked(tmp_path):
+    good = fill(tmp_path, "rollouts")
+    torn, newer = good.with_name("iter-00002.parquet"), good.with_name("iter-00003.parquet")
+    torn.write_bytes(good.read_bytes()[:500])
+    pq.write_table(pq.read_table(good).replace_schema_metadata({"tracerl.schema_version": "99"}), newer)
+    fill(tmp_path, "evals")
+    seal((tmp_path / "data" / PLACES["evals"]).parent)
+    (tmp_path / "data" / PLACES["evals"]).unlink()
+    with pytest.raises(DataError) as error:
+        connect(tmp_path)
+    for part in (str(torn), str(newer), f"{PLACES['evals']} is missing"):
+        assert part in str(error.value)
+    assert len(damaged(tmp_path)) == 3
+    assert answer(connect(tmp_path, skip_damaged=True), "SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 8}]
+
+
+def test_files_of_older_versions_are_seen_beside_new_ones_with_all_columns(tmp_path):
+    path = fill(tmp_path, "rollouts")
+    old = Path(__file__).parents[1] / "fixtures" / "store" / "v1" / "rollouts.parquet"
+    (path.parent / "old.parquet").write_bytes(old.read_bytes())
+    table = answer(connect(tmp_path), "FROM rollouts")
+    assert table.column_names == ROLLOUTS.names
+    assert table.num_rows == 8 + pq.read_metadata(old).num_rows
+    assert answer(connect(tmp_path), "SELECT count(*) AS n FROM rollouts WHERE num_prompt_tokens <> len(prompt_ids)").to_pylist() == [
+        {"n": 0}
+    ]
 
 
 @pytest.mark.parametrize("path", ["secret.csv", "data/../secret.csv", "/etc/passwd"])

@@ -1,7 +1,5 @@
 """Every method lifts a trivially verifiable task on a model of a few thousand parameters above a bar within a fixed number of updates."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -28,10 +26,7 @@ def iterate(model: Transformer, round_: _Round, trainer: Trainer, iteration: int
     settings = tiny_sampler(max_new_tokens=4, max_rows=GROUPS * GROUP_SIZE, **ordered(round_))
     prompts = [[4, 5, 6, 7], [7, 6, 5, 4]]
     requests = [Request(p, key_for(1, "learn", iteration, g, i)) for g, p in enumerate(prompts) for i in range(GROUP_SIZE)]
-    trajectories = [
-        t if t.order_in_step is not None else replace(t, order_in_step=np.ones_like(t.step_map))  # one token a step
-        for t in sample(model, (), requests, settings)
-    ]
+    trajectories = sample(model, (), requests, settings)
     rewards = [float((t.response_ids == WANTED).mean()) for t in trajectories]
     rollouts = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
     groups = [rollouts[i : i + GROUP_SIZE] for i in range(0, len(rollouts), GROUP_SIZE)]

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: lines over steps, changes between two measurements, and one interval for a table cell.
+"""Charts as inline SVG: lines over steps, changes, heat maps, histograms, problems won and lost, and one interval for a table cell.
 
 A chart is a string of SVG that scales with its container. Colours, fonts and strokes are left to the page through classes, `s0`, `s1`, ...
 for the series, so that one picture serves light, dark and print. Every text is escaped.
@@ -93,6 +93,73 @@ def change_chart(title: str, changes: Sequence[Change], text: Format = plain) ->
         parts.append(f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" y="{bottom + 14}">{label}</text>')
     for i, change in enumerate(changes):
         parts += _change_row(change, top + row_height * i, to_x, text)
+    return _svg(title, height, parts)
+
+
+def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label: str) -> str:
+    """Shares from 0 to 1 as shades: `cells[row][column]`, rows from the top. Axes count from 1 (columns) and 0 (rows)."""
+    if not cells:
+        return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
+    top, columns = 40, max(map(len, cells))
+    width, height = (_WIDTH - _LEFT - _RIGHT) / columns, min(30.0, 150 / len(cells))
+    bottom, parts = top + height * len(cells), []
+    for row, line in enumerate(cells):
+        y = top + height * row
+        parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + height / 2 + 4)}">{row}</text>')
+        for column, share in enumerate(line):
+            x, text = _LEFT + width * column, f"{100 * share:.0f}"
+            tip = f"<title>{escape(y_label)} {row}, {escape(x_label)} {column + 1}: {100 * share:.1f}%</title>"
+            parts.append(f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(height - 1)}" '
+                         f'fill-opacity="{0.04 + 0.9 * share:.2f}">{tip}</rect>')  # fmt: skip
+            if width >= 22 and height >= 13:
+                css = "cell strong" if share > 0.55 else "cell"
+                place = f'x="{_n(x + width / 2)}" y="{_n(y + height / 2 + 4)}"'
+                parts.append(f'<text class="{css}" text-anchor="middle" {place}>{text}</text>')
+    every = -(-columns // 16)
+    for column in range(0, columns, every):
+        x = _n(_LEFT + width * (column + 0.5))
+        parts.append(f'<text class="tick" text-anchor="middle" x="{x}" y="{_n(bottom + 14)}">{column + 1}</text>')
+    parts.append(f'<text class="name" x="2" y="33">{escape(y_label)}</text>')
+    parts.append(f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>')
+    return _svg(title, round(bottom + 34), parts)
+
+
+def histogram(title: str, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], x_label: str) -> str:
+    """Bars of shares per bin, the series of (name, share per bin) next to each other."""
+    if not series:
+        return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
+    highest = max((share for _, shares in series for share in shares), default=0.0) or 1.0
+    y_ticks = ticks(0.0, highest, 4)
+    to_y = _scale((0.0, y_ticks[-1]), (_HEIGHT - _BOTTOM, _TOP))
+    slot = (_WIDTH - _LEFT - _RIGHT) / len(labels)
+    middles = [(_LEFT + slot * (i + 0.5), label) for i, label in enumerate(labels)]
+    parts = _axes(middles, list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, percent), strict=True)), x_label)
+    bar = slot * 0.8 / len(series)
+    for number, (name, shares) in enumerate(series):
+        for i, share in enumerate(shares):
+            x, y = _LEFT + slot * (i + 0.1) + bar * number, to_y(share)
+            tip = f"<title>{escape(name)}, {escape(labels[i])}: {percent(share)}</title>"
+            parts.append(
+                f'<rect class="dot s{number}" x="{_n(x)}" y="{_n(y)}" width="{_n(bar)}" height="{_n(_HEIGHT - _BOTTOM - y)}">{tip}</rect>'
+            )
+    return _svg(title, _HEIGHT, [*parts, _legend([(name, "") for name, _ in series])])
+
+
+def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
+    """One row of (label, won, lost) each: problems won to the right of the middle, lost to the left."""
+    row_height, top = 40, 30
+    height, middle = top + row_height * len(rows) + 8, _WIDTH / 2
+    most = max((max(won, lost) for _, won, lost in rows), default=0) or 1
+    reach, parts = (middle - 44) / most, []
+    for i, (label, won, lost) in enumerate(rows):
+        y = top + row_height * i
+        parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')
+        parts.append(f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{won - lost:+d}</text>')
+        parts.append(f'<rect class="dot s1" x="{_n(middle - lost * reach)}" y="{y + 16}" width="{_n(lost * reach)}" height="12"/>')
+        parts.append(f'<rect class="dot s2" x="{_n(middle)}" y="{y + 16}" width="{_n(won * reach)}" height="12"/>')
+        parts.append(f'<text class="tick" text-anchor="end" x="{_n(middle - lost * reach - 4)}" y="{y + 26}">{lost} lost</text>')
+        parts.append(f'<text class="tick" x="{_n(middle + won * reach + 4)}" y="{y + 26}">{won} won</text>')
+    parts.append(f'<line class="axis" x1="{_n(middle)}" x2="{_n(middle)}" y1="{top + 12}" y2="{height - 4}"/>')
     return _svg(title, height, parts)
 
 

@@ -1,7 +1,8 @@
 """The report: one HTML file with the result table, the rounds before and after, the training curves and a few trajectories.
 
-It needs nothing but itself: no script, no font, no picture and no address, and its content security policy holds browsers to that. It is
-a function of what the stages wrote, without times or machine names, so that writing it twice gives the same bytes.
+It needs nothing but itself: no script, no font, no picture and no address (its links lead to pages beside it), and its content security
+policy holds browsers to that. It is a function of what the stages wrote and of the commit, without times or machine names, so that writing
+it twice gives the same bytes.
 """
 
 import csv
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tracerl.config import Params
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.reporting.charts import Change, Format, Series, change_chart, fixed, interval_bar, line_chart, percent, plain
+from tracerl.reporting.pages import template
+from tracerl.reporting.rows import group_chart, order_chart, provenance, validation_results, won_lost_charts
 from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
 
@@ -45,34 +47,41 @@ class Stage:
     figures: list[tuple[str, str]]
 
 
-def render_report(params: Params, rows: Sequence[Row], reports: Path, connection: duckdb.DuckDBPyConnection, tokenizer: Tokenizer) -> str:
-    """The report as HTML, from the result table's `rows`, the curves and metrics below `reports`, and the rollouts.
+def render_report(
+    params: Params, rows: Sequence[Row], root: Path, connection: duckdb.DuckDBPyConnection, tokenizer: Tokenizer, commit: str
+) -> str:
+    """The report as HTML, from the result table's `rows`, the curves and metrics below `root`/reports, and the rollouts.
 
     Raises DataError naming the file if a stage's curve or metrics are missing or damaged.
     """
+    reports = root / "reports"
     curves = {stage: read_curve(reports / "curves" / f"{stage}.tsv") for stage in _stages(params)}
     held_out = {stage: read_curve(reports / "curves" / f"{stage}-held-out.tsv") for stage in _rl_stages(params)}
-    template = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    ).get_template("report.html.j2")
-    return template.render(
+    return template("report.html.j2").render(
         seed=params.seed,
         threads=params.threads,
         benchmarks=[(name, list(group)) for name, group in groupby(sorted(rows, key=_benchmark_order(rows)), key=lambda r: r["benchmark"])],
         accuracy_text=accuracy_text,
         interval_bar=interval_bar,
         changes=_change_charts(held_out),
-        losses=[_loss_chart(stage, curves[stage]) for stage in curves if stage not in held_out and curves[stage]],
+        losses=[loss_chart(stage, curves[stage]) for stage in curves if stage not in held_out and curves[stage]],
         rounds=[
             Round(
                 stage=stage,
                 init=settings.init,
                 block_sizes=f"samples at block size {settings.sampler.block_size}, trains at {settings.train_block_size}",
-                charts=_round_charts(curves[stage], held_out[stage]),
+                charts=[
+                    *round_charts(curves[stage], held_out[stage]),
+                    group_chart(connection, stage),
+                    order_chart(connection, stage),
+                ],
                 traces=last_traces(connection, tokenizer, stage, params.report.num_traces),
             )
             for stage, settings in _rl_stages(params).items()
         ],
+        won_lost=won_lost_charts(connection, params),
+        validation=validation_results(reports / "validation"),
+        provenance=provenance(root, connection, commit),
         stages=[Stage(name, init, _figures(reports / "metrics" / f"{name}.json")) for name, init in _stages(params).items()],
     )
 
@@ -133,11 +142,11 @@ def _change_charts(held_out: dict[str, Curve]) -> list[str]:
     ]
 
 
-def _loss_chart(stage: str, curve: Curve) -> str:
+def loss_chart(stage: str, curve: Curve) -> str:
     return line_chart(f"{stage}: loss", [_series("loss", curve, "step", "loss")], "step")
 
 
-def _round_charts(train: Curve, held_out: Curve) -> list[str]:
+def round_charts(train: Curve, held_out: Curve) -> list[str]:
     """The charts of one round, over its iterations."""
     modes = _modes(held_out)
 
@@ -153,6 +162,8 @@ def _round_charts(train: Curve, held_out: Curve) -> list[str]:
         of_train("Reward of training responses", plain, mean="reward"),
         of_train("Tokens per denoising step in training", fixed(2), mean="tokens_per_step"),
         of_train("KL to the iteration's first policy", plain, mean="kl"),
+        of_train("Length of training responses in tokens", fixed(1), mean="mean_length"),
+        of_train("Training responses cut at the length limit", percent, share="truncation_rate"),
         of_train("Groups of responses", plain, kept="kept_groups", sampled="sampled_groups"),
     ]
 

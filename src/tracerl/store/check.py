@@ -5,16 +5,19 @@ one are untouched by those that have some.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 
 from tracerl.errors import DataError
+from tracerl.store.catalog import answer, connect
 from tracerl.store.parquet import MANIFEST, open_parquet, read_manifest
-from tracerl.store.rules import broken_rules
+from tracerl.store.rules import NUM_FIRST, SET_RULES, Broken, broken_rules
 from tracerl.store.schema import DATASETS
 
 _THREADS = 2
@@ -22,10 +25,11 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem of one file or folder, in words."""
+    """One problem of one file or folder, in words. broken: the rule, if it is a rule that rows break."""
 
     path: Path
     problem: str
+    broken: Broken | None = None
 
     def __str__(self) -> str:
         return self.problem if str(self.path) in self.problem else f"{self.path}: {self.problem}"
@@ -35,6 +39,37 @@ def folders(data: Path, dataset: str) -> list[Path]:
     """The folders of a data set below `data` that hold files or a manifest. Folders still being published are left out."""
     found = [folder for folder in sorted(data.glob(DATASETS[dataset].folder)) if folder.is_dir() and folder.suffix != ".tmp"]
     return [folder for folder in found if (folder / MANIFEST).exists() or any(folder.glob("*.parquet"))]
+
+
+def check_run(root: Path) -> Iterator[Finding]:
+    """Findings of every data set of the run at `root`, then of the rules between rows over the files that are sound."""
+    data, vocab_size = root / "data", vocabulary_size(root)
+    for dataset, (_, table) in DATASETS.items():
+        for folder in folders(data, dataset):
+            yield from check_folder(folder, table, vocab_size)
+    connection = connect(root, skip_damaged=True)
+    for dataset, rules in SET_RULES.items():
+        for says, query in rules.values():
+            count, first = broken_between_rows(connection, query)
+            if count:
+                yield Finding(data / dataset, f"{dataset}: {says} ({count} rows, first {', '.join(first)})")
+
+
+def broken_between_rows(connection: duckdb.DuckDBPyConnection, query: str) -> tuple[int, list[str]]:
+    """How many rows a query of SET_RULES finds, and the first of their ids."""
+    found = answer(connection, f"SELECT count(*) AS n, list(id ORDER BY id)[:{NUM_FIRST}] AS first FROM ({query})").to_pylist()[0]
+    return found["n"], found["first"] or []
+
+
+def vocabulary_size(root: Path) -> int | None:
+    """Vocabulary of the run's checkpoints, or None if there is none yet. Raises DataError if the configuration is damaged."""
+    path = root / "data" / "checkpoints" / "base" / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        return int(json.loads(path.read_text())["vocab_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError("a checkpoint's configuration is damaged", where=str(path), got=repr(error)) from error
 
 
 def check_folder(folder: Path, table: str, vocab_size: int | None) -> Iterator[Finding]:
@@ -72,7 +107,7 @@ def _check_file(path: Path, table: str, vocab_size: int | None, entry: dict[str,
         if entry is not None and file.metadata.num_rows != entry["rows"]:
             yield Finding(path, f"{file.metadata.num_rows} rows; {MANIFEST} lists {entry['rows']}")
         for broken in broken_rules(path, table, vocab_size):
-            yield Finding(path, str(broken))
+            yield Finding(path, str(broken), broken)
     except DataError as error:
         yield Finding(path, str(error))
     except pa.ArrowException as error:

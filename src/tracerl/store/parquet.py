@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -64,13 +64,13 @@ def read_parquet(path: Path, table: str) -> pa.Table:
     return upgraded(rows, table, version)
 
 
-def open_parquet(path: Path, table: str) -> tuple[pq.ParquetFile, int]:
-    """A file of tasks or rollouts with its footer read, and the schema version it was written under.
+def open_parquet(path: Path | str, table: str, stream: BinaryIO | None = None) -> tuple[pq.ParquetFile, int]:
+    """A file of tasks or rollouts with its footer read, and the schema version it was written under. `stream` holds it if it is not local.
 
     Raises DataError naming the file if it is missing, damaged, of a version this program does not know, or lacks columns of its version.
     """
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = pq.ParquetFile(stream or path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise DataError("a Parquet file is damaged or missing", where=str(path), got=error,
                         do="delete it and run the stage that wrote it again") from error  # fmt: skip
@@ -124,10 +124,13 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
     path = folder / MANIFEST
     if not path.is_file():
         return None
+    return parse_manifest(path.read_text(), str(path))
+
+
+def parse_manifest(text: str, where: str) -> dict[str, dict[str, Any]]:
+    """Entries of a manifest's text. Raises DataError if it is damaged."""
     try:
-        files: dict[str, dict[str, Any]] = json.loads(path.read_text())["files"]
+        files: dict[str, dict[str, Any]] = json.loads(text)["files"]
         return {name: {key: entry[key] for key in ("rows", "bytes", "sha256")} for name, entry in files.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            "a manifest is damaged", where=str(path), got=repr(error), do="run the stage that wrote the folder again"
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError("a manifest is damaged", where=where, got=repr(error), do="run the stage that wrote the folder again") from error

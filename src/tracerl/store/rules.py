@@ -70,8 +70,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("one_step_per_token", "step_map", "len(step_map) <> len(response_ids)", "every token has exactly one step"),
         Rule("counted_tokens_have_steps", "step_map", "list_min(step_map) < 1 AND list_min(step_map[:num_tokens]) < 1",
              "every counted token was committed at a step"),
-        Rule("steps_are_a_partition", "step_map", "list_max(step_map) <> num_steps OR distinct_steps <> num_steps",
-             "steps are 1 to num_steps and none is empty"),
+        Rule("steps_are_a_partition", "step_map",
+             "list_max(step_map) <> num_steps OR (schedule <> 'dream' AND distinct_steps <> num_steps)",
+             "steps are 1 to num_steps, and none is empty except on Dream's schedule"),
         Rule("steps_stay_in_blocks", "step_map", "NOT steps_in_blocks", "no step spans two blocks, and blocks follow each other"),
         Rule("ids_in_vocabulary", "response_ids", "least(list_min(prompt_ids), list_min(response_ids)) < 0 "
              "OR greatest(list_max(prompt_ids), list_max(response_ids)) >= $vocab_size", "token ids lie inside the vocabulary"),
@@ -88,6 +89,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
                  f"({name} IS NOT NULL AND len({name}) <> len(response_ids))"
                  for name in ("filtered_logprobs", "order_in_step", "order_logprobs")
              ), "optional lists are as long as the response"),
+        Rule("order_where_drawn", "order_in_step",
+             "(remasking = 'plackett_luce') <> (order_in_step IS NOT NULL AND order_logprobs IS NOT NULL)",
+             "the order within steps is stored exactly where it was drawn"),
         Rule("forwards_add_up", "num_forwards", "num_denoising_forwards > num_forwards "
              "OR (remasking <> 'preferred' AND num_steps > num_denoising_forwards)", "steps <= denoising forwards <= all forwards"),
         Rule("verdict_is_known", "verdict", "verdict NOT IN ('correct', 'wrong', 'undecided')", "the verdict is known"),
@@ -101,6 +105,51 @@ RULES: dict[str, tuple[Rule, ...]] = {
              "sampler settings lie in their ranges"),
     ),
 }  # fmt: skip
+
+
+def _responses(dataset: str, wrong_split: str) -> dict[str, tuple[str, str]]:
+    """Rules between rows of responses. wrong_split: true of a response whose task belongs to the other split."""
+    return {
+        "ids_are_unique": (
+            "no two rows have one id",
+            f"SELECT rollout_id AS id FROM {dataset} GROUP BY ALL HAVING count(*) > 1",
+        ),
+        "responses_are_unique": (
+            "a stage samples each response of a task once",
+            f"SELECT min(rollout_id) AS id FROM {dataset} WHERE remasking <> 'preferred' GROUP BY stage, iteration, task_id, sample_index"
+            " HAVING count(*) > 1",
+        ),
+        "tasks_are_known": (
+            "every response belongs to a task of the task sets",
+            f"SELECT rollout_id AS id FROM {dataset} ANTI JOIN tasks USING (task_id)",
+        ),
+        "splits_are_kept": (
+            "training uses train tasks and evaluation test tasks",
+            f"SELECT rollout_id AS id FROM {dataset} JOIN tasks USING (task_id) WHERE {wrong_split}",
+        ),
+    }
+
+
+_PROMPTS = "SELECT task_id, task_set, split, answer, regexp_replace(lower(prompt), '\\s+', '', 'g') AS prompt FROM tasks"
+
+# Data set -> what must be true between its rows: the law in words, and a query for the ids of rows that break it.
+SET_RULES: dict[str, dict[str, tuple[str, str]]] = {
+    "tasks": {
+        "ids_are_unique": ("no two tasks have one id", "SELECT task_id AS id FROM tasks GROUP BY ALL HAVING count(*) > 1"),
+        "splits_do_not_overlap": (
+            "no test problem is also a train problem, whatever its capitals and spaces",
+            f"WITH plain AS ({_PROMPTS}) SELECT task_id AS id FROM plain WHERE split = 'test'"
+            " AND prompt IN (SELECT prompt FROM plain WHERE split = 'train')",
+        ),
+        "answers_agree": (
+            "a problem has one answer",
+            f"WITH plain AS ({_PROMPTS}) SELECT min(task_id) AS id FROM plain GROUP BY task_set, prompt HAVING count(DISTINCT answer) > 1",
+        ),
+    },
+    "traces": _responses("traces", "split <> 'train'"),
+    "rollouts": _responses("rollouts", "split <> if(contains(stage, '/held-out'), 'test', 'train')"),
+    "evals": _responses("evals", "split <> 'test'"),
+}
 _ID = {"tasks": "task_id", "rollouts": "rollout_id"}
 
 

@@ -33,6 +33,7 @@ TASKS = pa.schema(
             ("prompt", pa.string()),
             ("answer", pa.string()),
             ("solution", pa.string()),
+            ("spec", pa.string()),
         )
     ],
     metadata=_META,
@@ -72,15 +73,24 @@ ROLLOUTS = pa.schema(
         # how it was sampled
         pa.field("block_size", pa.int32(), nullable=False),
         pa.field("steps_per_block", pa.int32(), nullable=False),
+        pa.field("schedule", pa.string(), nullable=False),
         pa.field("remasking", pa.string(), nullable=False),
         pa.field("threshold", pa.float64(), nullable=False),
+        pa.field("entropy_bound", pa.float64()),
+        pa.field("order_temperature", pa.float64()),
+        pa.field("order_score", pa.string()),
         pa.field("confidence", pa.string(), nullable=False),
+        pa.field("confidence_of", pa.string(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
         pa.field("top_k", pa.int32(), nullable=False),
         pa.field("top_p", pa.float64(), nullable=False),
+        pa.field("guidance", pa.float64(), nullable=False),
+        pa.field("opening", pa.string(), nullable=False),
         pa.field("max_new_tokens", pa.int32(), nullable=False),
         pa.field("cache_mode", pa.string(), nullable=False),
         pa.field("cache_horizon", pa.int32()),
+        pa.field("refresh_every", pa.int32()),
+        pa.field("refresh_sees", pa.string()),
     ],
     metadata=_META,
 )
@@ -105,7 +115,21 @@ DATASETS = {
 
 # Version -> table -> the columns that the next version added, as DuckDB expressions over a row of this version.
 MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
-    1: {"rollouts": {"num_prompt_tokens": "len(prompt_ids)::INTEGER"}},
+    1: {
+        "tasks": {"spec": "''"},
+        "rollouts": {
+            "num_prompt_tokens": "len(prompt_ids)::INTEGER",
+            "schedule": "'even'",
+            "entropy_bound": "NULL::DOUBLE",
+            "order_temperature": "NULL::DOUBLE",
+            "order_score": "NULL::VARCHAR",
+            "confidence_of": "'drawn'",
+            "guidance": "0.0::DOUBLE",
+            "opening": "''",
+            "refresh_every": "NULL::INTEGER",
+            "refresh_sees": "NULL::VARCHAR",
+        },
+    },
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.

@@ -1,0 +1,141 @@
+"""Figures of the report that come from the response rows by SQL: unmasking order, pass rates of groups, problems won and lost."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from tracerl.config import Params
+from tracerl.errors import DataError
+from tracerl.reporting.charts import heat_map, histogram, won_lost_chart
+from tracerl.store.catalog import answer
+from tracerl.store.parquet import MANIFEST
+
+_NUM_BINS = 10
+
+# Of each place in a block, the shares of the steps in the block at which it is committed, over a stage's last iteration.
+_ORDER = """
+WITH tokens AS (
+    SELECT rollout_id, block_size, num_prompt_tokens + generate_subscripts(step_map, 1) - 1 AS position, unnest(step_map) AS step
+    FROM rollouts WHERE stage = $stage AND iteration = (SELECT max(iteration) FROM rollouts WHERE stage = $stage)
+), ranked AS (
+    SELECT position % block_size AS place,
+        dense_rank() OVER (PARTITION BY rollout_id, position // block_size ORDER BY step) AS step_in_block
+    FROM tokens WHERE step > 0
+)
+SELECT place, step_in_block, count(*) / sum(count(*)) OVER (PARTITION BY place) AS share FROM ranked GROUP BY ALL ORDER BY ALL
+"""
+# Groups of the first and the last fifth of a stage's iterations, by pass rate.
+_GROUPS = """
+WITH groups AS (
+    SELECT iteration, pass_rate(verdict) AS passed, max(iteration) OVER () AS last
+    FROM rollouts WHERE stage = $stage GROUP BY iteration, task_id
+), chosen AS (
+    SELECT if(iteration <= ceil(last / 5), 'first fifth', 'last fifth') AS part, round(passed * $bins)::INTEGER AS bin
+    FROM groups WHERE iteration <= ceil(last / 5) OR iteration > last - ceil(last / 5)
+)
+SELECT part, bin, count(*) / sum(count(*)) OVER (PARTITION BY part) AS share FROM chosen GROUP BY ALL ORDER BY ALL
+"""
+_WON_LOST = """
+WITH rates AS (SELECT stage, task_set, task_id, pass_rate(verdict) AS passed FROM evals WHERE stage IN ($before, $after) GROUP BY ALL)
+SELECT a.task_set, count(*) FILTER (WHERE b.passed > a.passed) AS won, count(*) FILTER (WHERE b.passed < a.passed) AS lost
+FROM rates a JOIN rates b USING (task_id) WHERE a.stage = $before AND b.stage = $after GROUP BY ALL ORDER BY ALL
+"""
+
+
+def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
+    """Place in the block against step in the block, of a round's last iteration."""
+    found = {(row["place"], row["step_in_block"]): row["share"] for row in answer(connection, _ORDER, {"stage": stage}).to_pylist()}
+    places, steps = (max((key[i] for key in found), default=-1) for i in (0, 1))
+    cells = [[found.get((place, step), 0.0) for step in range(1, steps + 1)] for place in range(places + 1)]
+    return heat_map("Which step unmasks which place of a block, %", cells, "step in the block", "place in the block")
+
+
+def group_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
+    """Pass rates of a round's groups, early and late."""
+    rows = answer(connection, _GROUPS, {"stage": stage, "bins": _NUM_BINS}).to_pylist()
+    shares = {(row["part"], row["bin"]): row["share"] for row in rows}
+    parts = [part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)]
+    series = [(f"{part} of the iterations", [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
+    return histogram(
+        "Pass rates of groups", [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)], series, "share of correct responses, %"
+    )
+
+
+def won_lost_charts(connection: duckdb.DuckDBPyConnection, params: Params) -> list[str]:
+    """Problems won and lost by each evaluated checkpoint against its nearest evaluated ancestor with the same problems and block size."""
+    charts = []
+    for before, after in _comparisons(params):
+        a, b = params.evaluate[before], params.evaluate[after]
+        rows = []
+        for mode in params.evaluation.remasking:
+            values = {"before": f"evaluate@{before}/{mode}", "after": f"evaluate@{after}/{mode}"}
+            rows += [(f"{r['task_set']} · {mode}", r["won"], r["lost"]) for r in answer(connection, _WON_LOST, values).to_pylist()]
+        if rows:
+            charts.append(won_lost_chart(f"{a.checkpoint} → {b.checkpoint}, block size {b.sampler.block_size}", rows))
+    return charts
+
+
+def _comparisons(params: Params) -> list[tuple[str, str]]:
+    """(before, after) names of evaluations."""
+    inits = {f"sft@{name}": one.init for name, one in params.sft.items()} | {f"rl@{name}": one.init for name, one in params.rl.items()}
+    pairs = []
+    for name, one in params.evaluate.items():
+        ancestor = inits.get(one.checkpoint)
+        while ancestor is not None:
+            found = [
+                other
+                for other, two in params.evaluate.items()
+                if two.checkpoint == ancestor and two.tasks == one.tasks and two.sampler.block_size == one.sampler.block_size
+            ]
+            if found:
+                pairs.append((found[0], name))
+                break
+            ancestor = inits.get(ancestor)
+    return pairs
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made the report. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy hash). params: the whole file."""
+
+    commit: str
+    params: str
+    params_hash: str
+    data: list[tuple[str, str]]
+    checkpoints: list[tuple[str, str]]
+
+
+def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -> Provenance:
+    """Hashes of everything the numbers depend on, from the files themselves."""
+    text = (root / "params.yaml").read_text()
+    manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
+    data = [(str(m.parent.relative_to(root)), hashlib.sha256(m.read_bytes()).hexdigest()) for m in manifests if "scratch" not in m.parts]
+    hashes = answer(
+        connection, "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL"
+    ).to_pylist()
+    checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
+    return Provenance(commit, text, hashlib.sha256(text.encode()).hexdigest(), data, checkpoints)
+
+
+def validation_results(directory: Path) -> list[dict[str, Any]]:
+    """Of each validated data set: its name, whether it passed, its number of rows and expectations, and those that did not hold."""
+    results = []
+    for path in sorted(directory.glob("*.json")):
+        try:
+            result = json.loads(path.read_text())
+            failed = [one for one in result["expectations"] if not one["success"]]
+            results.append(
+                {
+                    **{name: result[name] for name in ("dataset", "success", "num_rows")},
+                    "count": len(result["expectations"]),
+                    "failed": failed,
+                }
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
+                            do=f"dvc repro validate@{path.stem}") from error  # fmt: skip
+    return results

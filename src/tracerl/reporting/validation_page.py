@@ -1,0 +1,30 @@
+"""The page of one data set's validation: every expectation with what was found, and the figures by group. A function of the result only."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tracerl.reporting.charts import plain
+from tracerl.reporting.pages import template
+
+_SHARES = ("pass_rate", "truncation", "undecided", "drift")
+
+
+def render_validation(result: Mapping[str, Any]) -> str:
+    """HTML of a result as reports/validation/<dataset>.json holds it."""
+    names = [name for name in (result["groups"][0] if result["groups"] else {}) if name != "group"]
+    return template("validation.html.j2").render(
+        dataset=result["dataset"],
+        success=result["success"],
+        num_rows=result["num_rows"],
+        expectations=sorted(result["expectations"], key=lambda one: (one["success"], one["severity"] != "critical")),
+        failed=sum(not one["success"] and one["severity"] == "critical" for one in result["expectations"]),
+        warned=sum(not one["success"] and one["severity"] != "critical" for one in result["expectations"]),
+        names=names,
+        groups=[(group["group"], [_text(name, group[name]) for name in names]) for group in result["groups"]],
+    )
+
+
+def _text(name: str, value: float | None) -> str:
+    if value is None:
+        return "not known"
+    return f"{100 * value:.1f}%" if name in _SHARES else plain(value)

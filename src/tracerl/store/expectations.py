@@ -1,0 +1,212 @@
+"""What must be true of a data set before the next stage reads it: DuckDB computes, Great Expectations judges.
+
+`gather` reduces a data set to three small frames: its columns, one row with the number of rows that break each rule, and one row of figures
+per group (task set, round or evaluation). `judge` holds these to a suite in code. Rules and bounds are errors and stop the pipeline; drift
+against the accepted run (reports/baseline.json) is a warning. Great Expectations never sees a token, because it has no notion of lists.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tracerl.config import Validation
+from tracerl.errors import DataError
+from tracerl.store.catalog import answer, connect
+from tracerl.store.check import broken_between_rows, check_folder, folders
+from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES
+from tracerl.store.schema import DATASETS, SCHEMAS
+
+FILES_RULE = "files_are_sound"
+
+# One row per group; the figures that are not null drift against the baseline.
+_RESPONSES = """
+SELECT {group} AS "group", count(*) AS num_rows, {passed} AS pass_rate, avg((stop_reason = 'length')::DOUBLE) AS truncation,
+    avg((verdict = 'undecided')::DOUBLE) AS undecided, avg(num_tokens) AS mean_length,
+    tokens_per_step(num_tokens, nullif(num_denoising_forwards, 0)) AS tokens_per_step
+FROM {dataset} GROUP BY ALL ORDER BY ALL
+"""
+_FIGURES = {
+    "tasks": """
+        SELECT task_set || ' ' || split AS "group", count(*) AS num_rows, avg(difficulty) AS mean_difficulty,
+            avg(length(prompt)) AS mean_prompt, avg(length(solution)) AS mean_solution
+        FROM tasks GROUP BY ALL ORDER BY ALL""",
+    # The pass rate of known solutions is not a figure of the model's.
+    "traces": _RESPONSES.format(
+        dataset="traces",
+        group="task_set || if(remasking = 'preferred', ' preferred', ' own')",
+        passed="if(any_value(remasking) = 'preferred', NULL, pass_rate(verdict))",
+    ),
+    "rollouts": _RESPONSES.format(dataset="rollouts", group="stage", passed="pass_rate(verdict)"),
+    "evals": _RESPONSES.format(dataset="evals", group="stage || ' ' || task_set", passed="pass_rate(verdict)"),
+}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Rows that break a rule. first: ids of the first of them, or the first problems in words."""
+
+    says: str
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A data set in three frames. columns: of its view. violations: by rule. groups: figures, with the drift of the one that moved most."""
+
+    dataset: str
+    columns: list[str]
+    violations: dict[str, Violation]
+    groups: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One expectation: what it is about, in words, whether it holds, and what was found instead."""
+
+    name: str
+    says: str
+    severity: str
+    success: bool
+    count: int
+    first: list[str]
+
+
+def gather(root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[str, Any]) -> Evidence:
+    """What DuckDB says of a data set of the run at `root`. Damaged files are counted, and left out of the rest."""
+    table = DATASETS[dataset].table
+    violations = {FILES_RULE: Violation("every file is there, whole, unchanged and of a known schema")}
+    violations |= {rule.name: Violation(rule.says) for rule in RULES[table]}
+    for finding in (f for folder in folders(root / "data", dataset) for f in check_folder(folder, table, vocab_size)):
+        name = finding.broken.rule.name if finding.broken else FILES_RULE
+        old = violations[name]
+        more = list(finding.broken.first) if finding.broken else [str(finding)]
+        count = finding.broken.count if finding.broken else 1
+        violations[name] = Violation(old.says, old.count + count, [*old.first, *more][:NUM_FIRST])
+    connection = connect(root, skip_damaged=True)
+    for name, (says, query) in SET_RULES[dataset].items():
+        violations[name] = Violation(says, *broken_between_rows(connection, query))
+    groups = answer(connection, _FIGURES[dataset]).to_pylist()
+    columns = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
+    return Evidence(dataset, columns, violations, [{**group, "drift": _drift(group, baseline.get(group["group"], {}))} for group in groups])
+
+
+def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | None:
+    """Largest relative change of a figure against the accepted run; None if that has no such group."""
+    changes = [abs(group[name] - old) / max(abs(old), 0.01) for name, old in accepted.items() if group.get(name) is not None]
+    return max(changes, default=None)
+
+
+def figures_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Figures by group, as reports/baseline.json keeps them."""
+    return {group["group"]: {n: v for n, v in group.items() if n not in ("group", "drift") and v is not None} for group in groups}
+
+
+def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures of a run by data set, as the validate stages wrote them.
+
+    Raises DataError if a file is missing or damaged, or if its data set did not pass.
+    """
+    figures = {}
+    for dataset in DATASETS:
+        path = directory / f"{dataset}.json"
+        try:
+            result = json.loads(path.read_text())
+            groups, passed = result["groups"], result["success"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
+                            do=f"dvc repro validate@{dataset}") from error  # fmt: skip
+        if not passed:
+            raise DataError("a run that did not pass cannot be accepted", where=str(path), got="success: false", wanted="success: true")
+        figures[dataset] = figures_of(groups)
+    return figures
+
+
+def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
+    """The verdict of Great Expectations on each expectation of the data set's suite, in the suite's order."""
+    import great_expectations as gx
+    import pandas as pd
+    from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults, ProgressBarsConfig
+
+    context = gx.get_context(
+        mode="ephemeral",
+        project_config=DataContextConfig(
+            store_backend_defaults=InMemoryStoreBackendDefaults(),
+            analytics_enabled=False,
+            progress_bars=ProgressBarsConfig(globally=False),
+        ),
+    )
+    counts = {name: violation.count for name, violation in evidence.violations.items()}
+    frames = {
+        "columns": pd.DataFrame(columns=evidence.columns),
+        "rules": pd.DataFrame([counts]),
+        "groups": pd.DataFrame(evidence.groups, columns=["group", *_figure_names(evidence)]),
+    }
+    source, outcomes = context.data_sources.add_pandas(evidence.dataset), []
+    for name, frame in frames.items():
+        suite = gx.ExpectationSuite(name=name)
+        for expectation in _suite(gx.expectations, name, evidence, bounds):
+            suite.add_expectation(expectation)
+        batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+        shown = {"result_format": "COMPLETE", "unexpected_index_column_names": ["group"]} if name == "groups" else "SUMMARY"
+        outcomes += [_outcome(result, evidence) for result in batch.validate(suite, result_format=shown).results]
+    return outcomes
+
+
+def _figure_names(evidence: Evidence) -> list[str]:
+    """Figures of the groups; those that have bounds are there even if there is no group."""
+    bounded = ["num_rows", "drift", *([] if evidence.dataset == "tasks" else ["pass_rate", "truncation", "undecided"])]
+    return list(dict.fromkeys([*(name for group in evidence.groups[:1] for name in group if name != "group"), *bounded]))
+
+
+def _suite(gxe: Any, frame: str, evidence: Evidence, bounds: Validation) -> list[Any]:
+    """The expectations of one frame. meta: what an outcome is called and says."""
+
+    def between(column: str, says: str, low: float | None, high: float | None, severity: str = "critical") -> Any:
+        return gxe.ExpectColumnValuesToBeBetween(
+            column=column, min_value=low, max_value=high, severity=severity, meta={"name": column, "says": says}
+        )
+
+    if frame == "columns":
+        wanted = SCHEMAS[DATASETS[evidence.dataset].table].names
+        says = "the columns are those of the schema, in its order"
+        return [gxe.ExpectTableColumnsToMatchOrderedList(column_list=wanted, meta={"name": "columns", "says": says})]
+    if frame == "rules":
+        return [between(name, violation.says, 0, 0) for name, violation in evidence.violations.items()]
+    there = gxe.ExpectTableRowCountToBeBetween(min_value=1, meta={"name": "rows", "says": "there are rows"})
+    drift = between("drift", f"no figure moved by more than {bounds.drift:.0%} against the accepted run", None, bounds.drift, "warning")
+    if evidence.dataset == "tasks":
+        return [there, drift]
+    low, high = bounds.pass_rate
+    return [
+        there,
+        between("pass_rate", f"pass rates lie between {low:.1%} and {high:.1%}", low, high),
+        between("truncation", f"at most {bounds.truncation:.1%} of the responses are cut", 0.0, bounds.truncation),
+        between("undecided", f"at most {bounds.undecided:.1%} of the verdicts are undecided", 0.0, bounds.undecided),
+        drift,
+    ]
+
+
+def _outcome(result: Any, evidence: Evidence) -> Outcome:
+    """One result of Great Expectations in our words. Raises DataError if it could not be evaluated: that is not a pass."""
+    config = result.expectation_config
+    name, severity = config.meta["name"], str(getattr(config.severity, "value", config.severity))
+    if any(info.get("raised_exception") for info in _exceptions(result.exception_info)):
+        raise DataError("an expectation could not be evaluated", where=f"{evidence.dataset}: {name}", got=result.exception_info)
+    if name in evidence.violations:
+        violation = evidence.violations[name]
+        return Outcome(name, violation.says, severity, bool(result.success), violation.count, violation.first)
+    rows = result.result.get("unexpected_index_list") or []
+    first = [", ".join(str(value) for value in row.values()) for row in rows] or [str(result.result.get("observed_value"))]
+    return (
+        Outcome(name, config.meta["says"], severity, bool(result.success), max(len(rows), 1), first[:NUM_FIRST])
+        if not (result.success)
+        else Outcome(name, config.meta["says"], severity, True, 0, [])
+    )
+
+
+def _exceptions(info: Any) -> list[dict[str, Any]]:
+    """Great Expectations gives one record of an exception, or several by metric."""
+    return [info] if "raised_exception" in info else [part for part in info.values() if isinstance(part, dict)]

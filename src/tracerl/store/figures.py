@@ -1,0 +1,147 @@
+"""The views `checkpoints`, `metrics` and `runs`: what the stages wrote beside their rows, as tables."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tracerl.errors import DataError
+from tracerl.store.run_files import RunFiles
+
+FIGURES = {
+    "checkpoints": pa.schema(
+        [
+            ("checkpoint", pa.string()),
+            ("init", pa.string()),
+            ("policy_hash", pa.string()),
+            ("model_type", pa.string()),
+            ("num_layers", pa.int64()),
+            ("hidden_size", pa.int64()),
+            ("vocab_size", pa.int64()),
+        ]
+    ),
+    # step: the curve's step or iteration, null for a figure of the whole stage.
+    "metrics": pa.schema(
+        [("stage", pa.string()), ("curve", pa.string()), ("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())]
+    ),
+    "runs": pa.schema(
+        [
+            ("stage", pa.string()),
+            ("kind", pa.string()),
+            ("init", pa.string()),
+            ("policy_hash", pa.string()),
+            ("seed", pa.int64()),
+            ("settings", pa.string()),
+        ]
+    ),
+}
+
+
+def figures(run: RunFiles) -> dict[str, pa.Table]:
+    """Rows of the three views. Raises DataError naming a file that is damaged; what is not there has no rows."""
+    params, metrics = _params(run), {path: _json(run, path) for path in run.glob("reports/metrics/**/*.json")}
+    named = {path.removeprefix("reports/metrics/").removesuffix(".json"): value for path, value in metrics.items()}
+    points = [row for name, value in named.items() if name != "summary" for row in _leaves(_stage_of(name), "", None, value)]
+    for path in run.glob("reports/curves/*.tsv"):
+        points += _curve(run, path)
+    runs = list(_runs(params, named))
+    inits = {row["stage"]: row["init"] for row in runs}
+    rows: dict[str, list[dict[str, Any]]] = {"checkpoints": list(_checkpoints(run, named, inits)), "metrics": points, "runs": runs}
+    return {name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in FIGURES.items()}
+
+
+def _stage_of(name: str) -> str:
+    """The stage whose metrics file this is: evaluate/wide -> evaluate@wide."""
+    return name.replace("/", "@")
+
+
+def _checkpoints(run: RunFiles, metrics: dict[str, Any], inits: dict[str, str | None]) -> Iterator[dict[str, Any]]:
+    for path in run.glob("data/checkpoints/*/config.json"):
+        config, name = _json(run, path), path.split("/")[2]
+        if name.endswith(".tmp"):
+            continue
+        yield {
+            "checkpoint": name,
+            "init": inits.get(name),
+            "policy_hash": _get(metrics.get(name), "policy_hash"),
+            "model_type": config.get("model_type"),
+            "num_layers": config.get("num_hidden_layers", config.get("n_layers")),
+            "hidden_size": config.get("hidden_size", config.get("d_model")),
+            "vocab_size": config.get("vocab_size"),
+        }
+
+
+def _runs(params: dict[str, Any], metrics: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every stage of the params. The kinds whose section is a mapping of names have a row for each name."""
+    for kind in ("tasks", "base", "traces", "sft", "rl", "evaluate"):
+        section = params.get(kind) or {}
+        many = kind in ("sft", "rl", "evaluate")
+        for name, settings in section.items() if many else [("", section)] if section else []:
+            stage = f"{kind}@{name}" if many else kind
+            file = _get(metrics, f"{kind}/{name}" if kind == "evaluate" else stage) or {}
+            yield {
+                "stage": stage,
+                "kind": kind,
+                "init": _get(settings, "init") or _get(settings, "checkpoint"),
+                "policy_hash": file.get("policy_hash") or _get(file.get("settings"), "policy_hash"),
+                "seed": params.get("seed"),
+                "settings": json.dumps(settings, sort_keys=True, default=str),
+            }
+
+
+def _leaves(stage: str, name: str, step: int | None, value: Any) -> Iterator[dict[str, Any]]:
+    """Numbers of a metrics file, named by their path: held_out.static.accuracy.after."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(stage, f"{name}.{key}" if name else str(key), step, part)
+    elif isinstance(value, int | float):
+        yield {"stage": stage, "curve": None, "step": step, "name": name, "value": float(value)}
+
+
+def _curve(run: RunFiles, path: str) -> Iterator[dict[str, Any]]:
+    """A row for each number of a curve; words of a row (the remasking mode) are part of the name."""
+    stage, _, held_out = path.rsplit("/", 1)[1].removesuffix(".tsv").partition("-held-out")
+    heading, *lines = [line.split("\t") for line in run.text(path).splitlines()] or [[]]
+    curve = "held-out" if held_out or path.endswith("-held-out.tsv") else "train"
+    for cells in lines:
+        if len(cells) != len(heading):
+            raise DataError("a curve cannot be read", where=path, got=f"{len(cells)} cells", wanted=f"{len(heading)}",
+                            do="run the stage that wrote it again")  # fmt: skip
+        row = {name: _number(cell) for name, cell in zip(heading, cells, strict=True)}
+        words = [value for value in row.values() if isinstance(value, str)]
+        step = next((row[name] for name in ("iteration", "step") if name in row), None)
+        for name, value in row.items():
+            if not isinstance(value, str) and name not in ("iteration", "step"):
+                label = ".".join([*words, name])
+                yield {"stage": stage, "curve": curve, "step": None if step is None else int(step), "name": label, "value": value}
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
+
+
+def _params(run: RunFiles) -> dict[str, Any]:
+    if not run.glob("params.yaml"):
+        return {}
+    try:
+        params = YAML(typ="safe", pure=True).load(run.text("params.yaml"))
+    except (UnicodeDecodeError, YAMLError) as error:
+        raise DataError("the params of the run cannot be read", where="params.yaml", got=error) from error
+    return params if isinstance(params, dict) else {}
+
+
+def _json(run: RunFiles, path: str) -> Any:
+    try:
+        return json.loads(run.text(path))
+    except ValueError as error:
+        raise DataError("a JSON file is damaged", where=path, got=error, do="run the stage that wrote it again") from error
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None

@@ -1,0 +1,77 @@
+"""Holds one data set to its suite of expectations: reports/validation/<dataset>.json and .html, and, if it passes, <dataset>.passed.
+
+Later stages depend on the last of these, which names the checksums of the data that passed: nothing reads a data set that did not. What
+fails is named with counts and first rows, and stops the pipeline. Drift against reports/baseline.json is a warning.
+
+Example: python -m stages.validate rollouts
+"""
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from stages import context
+from tracerl.config import load_params
+from tracerl.errors import DataError
+from tracerl.reporting.validation_page import render_validation
+from tracerl.store.check import folders, vocabulary_size
+from tracerl.store.expectations import gather, judge
+from tracerl.store.parquet import MANIFEST
+from tracerl.store.schema import DATASETS
+from tracerl.store.workspace import write_json, write_text
+
+
+def main(dataset: str) -> None:
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    if dataset not in DATASETS:
+        raise DataError("no data set of this name", got=dataset, wanted=", ".join(DATASETS))
+    bounds, target = load_params(context.ROOT / "params.yaml").validation, context.REPORTS / "validation"
+    evidence = gather(context.ROOT, dataset, vocabulary_size(context.ROOT), _baseline().get(dataset, {}))
+    outcomes = judge(evidence, bounds)
+    failed = [outcome for outcome in outcomes if not outcome.success and outcome.severity == "critical"]
+    result = {
+        "dataset": dataset,
+        "success": not failed,
+        "num_rows": sum(group["num_rows"] for group in evidence.groups),
+        "groups": evidence.groups,
+        "expectations": [asdict(outcome) for outcome in outcomes],
+    }
+    write_json(target / f"{dataset}.json", result)
+    write_text(target / f"{dataset}.html", render_validation(result))
+    passed = target / f"{dataset}.passed"
+    passed.unlink(missing_ok=True)
+    for outcome in outcomes:
+        if not outcome.success:
+            print(f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first {', '.join(outcome.first)}", file=sys.stderr)
+    if failed:
+        names = ", ".join(outcome.name for outcome in failed)
+        raise DataError("a data set does not hold what it must", where=f"data/{dataset}", got=names, wanted="no critical failure",
+                        do=f"look at {target / dataset}.html; correct the data, or the bounds under validation in params.yaml")  # fmt: skip
+    write_text(passed, _checksums(dataset))
+
+
+def _checksums(dataset: str) -> str:
+    """SHA-256 of each folder's manifest, which holds those of its files."""
+    lines = []
+    for folder in folders(context.DATA, dataset):
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        lines.append(f"{digest}  {folder.relative_to(context.ROOT)}\n")
+    return "".join(lines)
+
+
+def _baseline() -> dict[str, Any]:
+    """Figures of the accepted run. Raises DataError if the file is damaged."""
+    path = context.REPORTS / "baseline.json"
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return figures
+    except ValueError as error:
+        raise DataError("the accepted run's figures are damaged", where=str(path), got=error,
+                        do="write them again with `tracerl data accept`") from error  # fmt: skip
+
+
+if __name__ == "__main__":
+    context.run(main, __doc__, "dataset")
