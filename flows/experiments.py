@@ -142,11 +142,10 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def cell_name(name: str, values: Mapping[str, Any], targets: Sequence[str]) -> str:
     """A readable name with a digest of everything that makes the cell another one."""
-    words = "-".join(
-        re.sub(r"[^A-Za-z0-9.]+", "-", f"{key.split('.')[-1]}-{json.dumps(value)}").strip("-.") for key, value in values.items()
-    )
+    said = " ".join(f"{key.split('.')[-1]} {json.dumps(value)}" for key, value in values.items())
+    words = re.sub(r"[^A-Za-z0-9.]+|\.{2,}", "-", said)[:60].strip("-.")  # what git takes in a name
     digest = hashlib.sha256(json.dumps([dict(values), sorted(targets)], sort_keys=True).encode()).hexdigest()
-    return f"{name}-{words[:60].strip('-.')}-{digest[:6]}"
+    return f"{name}-{words}-{digest[:6]}"
 
 
 def ref(baseline: str, cell: str) -> str:

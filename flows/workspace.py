@@ -24,7 +24,7 @@ _WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Stage:
-    """What a flow knows of a DVC stage; paths are relative to the project.
+    """What a flow knows of a DVC stage; paths are relative to the project. A page need not be there: a folder may have none.
 
     Example: Stage(name="rl@short", description="TraceRL round short", needs=("sft@short", "tasks"),
     metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags: [...]}` of the stage in dvc.yaml.
@@ -64,7 +64,7 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
 def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
     outs = [Path(out.fs_path).relative_to(root) for out in node.outs]
     metrics = [path.as_posix() for path, out in zip(outs, node.outs, strict=True) if out.metric]
-    pages = [path.as_posix() for path in outs if path.suffix == ".html"]
+    pages = [(path if path.suffix else path / "index.html").as_posix() for path in outs if path.suffix in (".html", "")]
     tags = (node.meta or {}).get("tags", [])
     return Stage(node.addressing, node.desc or node.cmd, tuple(sorted(needs)), tuple(metrics), tuple(pages), tuple(tags))
 

@@ -171,7 +171,8 @@ def _lock(directory: Path, stage: str) -> None:
 
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
-    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), torch.__version__]
+    judging = params.verification.model_dump(exclude={"num_workers"})
+    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, torch.__version__]
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"

@@ -12,13 +12,15 @@ from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
+from tracerl.rewards.verify import configure, provenance
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import write_json
+from tracerl.store.workspace import file_sha256, write_json
 
 
 def main(name: str) -> None:
     params = context.load()
+    configure(params.verification)
     one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
     files = context.task_files(one.tasks)
@@ -47,7 +49,10 @@ def main(name: str) -> None:
         rows.append({**place, **figures})
     # DVC's metrics show and diff read numbers below names; the report reads the rows.
     accuracy = {task_set: {row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set} for task_set in problems}
-    settings = {**one.sampler.model_dump(exclude={"remasking"}), "seed": params.seed, "policy_hash": policy}
+    kinds = {task.kind for tasks in problems.values() for task in tasks}
+    settings = {**one.sampler.model_dump(exclude={"remasking"}), "seed": params.seed, "policy_hash": policy,
+                "num_samples": common.num_samples, "truncated_is_wrong": params.truncated_is_wrong, "chat_template": tokenizer.template,
+                "judged_by": provenance(kinds), "tasks_sha256": {name: file_sha256(path) for name, path in files.items()}}  # fmt: skip
     metrics = {"accuracy": accuracy, "rows": rows, "settings": settings, "dropped_prompt_too_long": dropped}
     seal(space.directory / "rows")
     write_json(space.directory / "metrics.json", metrics)

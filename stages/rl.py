@@ -9,6 +9,7 @@ from tracerl.models.checkpoint import load_for_training, policy_hash, save_check
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
+from tracerl.rewards.verify import configure
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
@@ -17,6 +18,7 @@ from tracerl.training.rl import ROLLOUTS, train_rl
 
 def main(name: str) -> None:
     params = context.load()
+    configure(params.verification)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
     files = context.task_files(settings.tasks)

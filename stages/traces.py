@@ -11,6 +11,7 @@ from stages import context
 from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.rewards.verify import configure
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.store.workspace import write_json
@@ -19,6 +20,7 @@ from tracerl.training.traces import preferred_solutions
 
 def main() -> None:
     params = context.load()
+    configure(params.verification)
     settings: Traces = params.traces
     start = context.CHECKPOINTS / settings.checkpoint
     files = context.task_files(sorted({*settings.preferred, *settings.rollouts}))

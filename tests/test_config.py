@@ -10,7 +10,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from tracerl.config import Params, load_params, parse_params
+from tests.rounds import round_of
+from tracerl.config import METHOD_KEYS, Params, load_params, parse_params
 from tracerl.errors import ParamsError
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
@@ -103,6 +104,10 @@ def test_a_missing_key_is_named_by_its_path(path):
         ("rl.short.sampler.cache", 1),
         ("rl.short.sampler.remasking", "dynamical"),
         ("rl.short.sampler.threshold", "0.9"),
+        ("validation.pass_rate", 0.5),
+        ("validation.truncation", 1.1),
+        ("validation.drift", 0.0),
+        ("report.num_played", -1),
         ("rl.short.sampler.schedule", "odd"),
         ("rl.short.sampler.confidence_of", "mean"),
         ("rl.short.sampler.entropy_bound", -0.1),
@@ -132,6 +137,10 @@ def test_a_mistyped_value_is_named_by_its_path_with_what_was_got(path, value):
     assert path in text
     assert f"got {value!r}" in text
     assert "where: params.yaml" in text
+
+
+def test_a_range_of_pass_rates_has_its_ends_in_order():
+    assert "pass_rate must be a range inside [0, 1], got (0.9, 0.1)" in error_of(changed("validation.pass_rate", [0.9, 0.1]))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -359,6 +368,38 @@ def test_no_number_that_changes_results_has_a_default_in_code():
     assert defaults(Params, set()) == []
 
 
+def with_method(**changes: Any) -> Any:
+    """The shipped params with rl.short changed in several keys at once."""
+    data = copy.deepcopy(DATA)
+    data["rl"]["short"].update(changes)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"method": "random"}, ["rl.short", "method 'random' needs copies, noise"]),
+        ({"method": "tracerl", "copies": 2}, ["copies say nothing to method 'tracerl'"]),
+        ({"method": "gdpo", "copies": 1, "nodes": 3}, ["method 'gdpo' has ratio sequence, not 'token'"]),
+        ({"method": "random", "copies": 1, "noise": [0.9, 0.1]}, ["noise must be a range inside [0, 1]"]),
+        ({"method": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]}, ["remasking to 'plackett_luce'"]),
+        ({"kl_to": "synced"}, ["sync_every belongs to kl_to 'synced'"]),
+        ({"sync_every": 8}, ["sync_every belongs to kl_to 'synced'"]),
+        ({"advantages": "gae"}, ["a value model belongs to advantages 'gae'"]),
+        ({"ratio": "response"}, ["rl.short.ratio"]),
+        ({"num_pad": -1}, ["rl.short.num_pad"]),
+    ],
+)
+def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes, parts):
+    text = error_of(with_method(**changes))
+    assert all(part in text for part in parts), text
+
+
+def test_every_method_parses_with_its_own_keys():
+    for method in METHOD_KEYS:
+        assert round_of(method).method == method
+
+
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
@@ -373,3 +414,19 @@ def test_no_number_that_changes_results_has_a_default_in_code():
 )
 def test_where_and_what_models_are_is_checked(path, value, told):
     assert told in error_of(changed(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        ("rl.short.reward", {"corect": 1.0}, "rl.short.reward"),
+        ("rl.short.reward", {}, "rl.short.reward"),
+        ("verification.sandbox", "docker", "verification.sandbox"),
+        ("verification.math_cpu_seconds", 0.0, "verification.math_cpu_seconds"),
+        ("tasks.sets.sums-long", {"source": "gym", "num_train": 1, "num_test": 1}, "task"),
+        ("tasks.sets.sums-long", {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1}, "difficulty"),
+        ("tasks.sets.sums-long", {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1}, "difficulty"),
+    ],
+)
+def test_rewards_judges_and_puzzles_are_checked(path, value, named):
+    assert named in error_of(changed(path, value))

@@ -21,7 +21,7 @@ LAYERS = [
     {"errors", "seeds"},
     {"config"},
     {"models"},
-    {"types"},
+    {"types", "puzzles"},
     {"objectives", "rewards", "store", "tasks"},
     {"sampling"},
     {"evaluation"},
@@ -33,6 +33,9 @@ LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # The two places that meet the outside: the command line, and the launcher's rank variables.
 MAY_MEET_THE_OUTSIDE = {"cli.py", "training/distributed.py"}
+
+# The one module whose code runs untrusted programs. It is sent into a sandbox as text; nothing outside calls what executes.
+RUNS_INSIDE_A_SANDBOX = {"rewards/guest.py"}
 
 # The patterns are written so that they do not match themselves.
 MACHINE_PATHS = re.compile(rb"(?<![\w.)}-])/(?:work|root)/|(?<!\w)\.librar[y]\b")
@@ -134,7 +137,7 @@ def test_the_library_runs_no_code_that_came_as_data():
             trusts = (
                 isinstance(node, ast.keyword) and node.arg in {"trust_remote_code", "allow_pickle"} and ast.unparse(node.value) != "False"
             )
-            if evaluates or unpickles or trusts:
+            if unpickles or trusts or (evaluates and name_in_package(path) not in RUNS_INSIDE_A_SANDBOX):
                 wrong.append(f"{name_in_package(path)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n" + "\n".join(wrong)
 

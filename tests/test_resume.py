@@ -7,13 +7,14 @@ bytes too.
 
 import random
 import shutil
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
-from tests.tiny_run import digests, run_stage, start_stage, tiny_params, write_params
+from tests.tiny_run import digests, fails, run_stage, start_stage, tiny_params, write_params
 
 pytestmark = [pytest.mark.xdist_group("resume"), pytest.mark.timeout(600)]
 
@@ -65,6 +66,44 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
     run_stage(folder, *STAGES[stage])
     assert digests(folder) == digests(undisturbed)
     assert not list((folder / "data" / "scratch").iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_stage_asked_to_stop_saves_the_step_it_is_in(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Long before the next save was due; and its curve, which averages over the steps since the last row, is the same in the end."""
+    params = tiny_params()
+    params["sft"]["short"]["save_every"] = params["sft"]["short"]["num_steps"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    for folder in (whole, stopped):
+        shutil.copytree(undisturbed, folder)
+        write_params(folder, params)
+        remove_outputs(folder, "sft")
+    run_stage(whole, *STAGES["sft"])
+    process = start_stage(stopped, *STAGES["sft"])
+    while not snapshot(stopped):
+        time.sleep(0.01)
+    process.send_signal(number)
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    assert "stopped: sft@short after step" in output
+    assert 0 < finished(stopped)["steps"] < params["sft"]["short"]["num_steps"]
+    run_stage(stopped, *STAGES["sft"])
+    assert digests(stopped) == digests(whole)
+
+
+def test_two_processes_do_not_work_on_one_stage(undisturbed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed, folder)
+    remove_outputs(folder, "rl")
+    process = start_stage(folder, *STAGES["rl"])
+    while len(snapshot(folder)) < 3:  # its folder, and what it writes there
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
+    assert "the stage is being run by another process" in fails(folder, *STAGES["rl"])
+    process.kill()
+    process.communicate()
+    run_stage(folder, *STAGES["rl"])
+    assert digests(folder) == digests(undisturbed)
 
 
 def remove_outputs(folder: Path, stage: str) -> None:

@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
-data = typer.Typer(help="Check and accept what a run stored.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(help="Import published sets; check and accept what a run stored.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data, name="data")
 
 Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
@@ -448,6 +448,65 @@ def _settings(model: "Transformer", params: Path | None, place: str, changes: Se
 
 def _settings_line(settings: "Sampler") -> str:
     return ", ".join(f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, ""))
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="A", help="An evaluation: its name below evaluate in params.yaml.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same problems.")],
+    root: Root = Path("."),
+    resamples: Annotated[int, typer.Option(min=1, help="Of the paired bootstrap.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the paired bootstrap.")] = 1,
+) -> None:
+    """Compare two evaluations problem by problem: difference with its interval, problems won and lost by B.
+
+    \b
+    Examples:
+      tracerl compare sft-short rl-short
+      tracerl compare rl-long-k8 wide-k8 --resamples 10000
+    """
+    from tracerl.evaluation.comparison import compare_evaluations
+
+    rows = compare_evaluations(root / "data" / "evals" / first, root / "data" / "evals" / second, resamples, seed)
+    headings = ("benchmark", "remasking", "problems", first, second, "difference (95% interval)", "won", "lost", "tied")
+    table = _new_table(headings, [index >= 2 for index in range(len(headings))])
+    for row in rows:
+        difference = f"{100 * float(row['difference']):+.1f}% [{100 * float(row['ci_low']):+.1f}, {100 * float(row['ci_high']):+.1f}]"
+        shares = (f"{100 * float(row[side]):.1f}%" for side in ("first", "second"))
+        table.add_row(str(row["benchmark"]), str(row["remasking"]), str(row["num_problems"]), *shares, difference,
+                      *(str(row[name]) for name in ("won", "lost", "tied")))  # fmt: skip
+    _console().print(table)
+    if unpaired := sum(int(row["unpaired"]) for row in rows):
+        print(f"{unpaired} problems are in one of the two only and are left out.")
+
+
+@data.command("add")
+def add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A published set; `tracerl data list` names them.")],
+    source: Annotated[str, typer.Option("--from", metavar="PATH", help="Its file or directory, or `hub` to fetch it with datasets.")],
+    root: Root = Path("."),
+) -> None:
+    """Import a published file as tasks: validated, without what it shares with other sets, with hash and licence recorded.
+
+    \b
+    Examples:
+      tracerl data add math500 --from ~/Downloads/math500.jsonl
+      tracerl data add livecodebench-v2 --from lcb/
+    """
+    from tracerl.evaluation.importing import add_data, import_lines
+
+    print("\n".join(import_lines(add_data(name, source, root))))
+
+
+@data.command("list")
+def list_sets() -> None:
+    """List the published sets that can be imported."""
+    from tracerl.evaluation.benchmarks import BENCHMARKS
+
+    table = _new_table(("name", "split", "tasks", "licence", "source"), [False, False, True, False, False])
+    for item in BENCHMARKS.values():
+        table.add_row(item.name, item.split, str(item.rows or ""), item.licence, item.source)
+    _console().print(table)
 
 
 def _format_of(out: Path | None) -> Format:

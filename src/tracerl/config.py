@@ -6,6 +6,7 @@ and the keys that exist. Checks that need two keys at once (a block size that do
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -31,20 +32,29 @@ Remasking = Literal["static", "dynamic", "sequential", "entropy", "plackett_luce
 
 
 class TaskSet(Section):
-    """A set of problems: generated (`source` names a generator) or read from a file of the user's own (`source: file`)."""
+    """A set of problems: generated (`source` names a generator), from reasoning-gym (`source: gym`, `task` names one of its tasks), or read
+    from a file (`source: file`): the user's own, or one that `tracerl data add` wrote."""
 
-    source: Literal["sums", "arithmetic", "file"]
+    source: Literal["sums", "arithmetic", "countdown", "sudoku", "gym", "file"]
     difficulty: tuple[int, int] | None = None
     num_train: int = Field(ge=0)
     num_test: int = Field(ge=0)
     path: str | None = None
+    task: str | None = None
 
     @model_validator(mode="after")
     def _source_has_what_it_needs(self) -> Self:
         if self.source == "file" and not self.path:
             raise ValueError("source 'file' needs a path to a .jsonl or .parquet file with columns prompt, answer and optionally solution")
-        if self.source != "file" and (self.difficulty is None or self.difficulty[0] > self.difficulty[1] or self.difficulty[0] < 1):
+        if (self.source == "gym") != (self.task is not None):
+            raise ValueError("source 'gym' and no other needs task, the name of a reasoning-gym task")
+        if self.source not in ("file", "gym") and (
+            self.difficulty is None or self.difficulty[0] > self.difficulty[1] or self.difficulty[0] < 1
+        ):
             raise ValueError("a generated set needs difficulty: [lowest, highest], at least 1")
+        highest = {"countdown": 4, "sudoku": 12}.get(self.source)
+        if highest and self.difficulty and (self.difficulty[1] > highest or (self.source == "countdown" and self.difficulty[0] < 2)):
+            raise ValueError("difficulty of countdown is 2 to 4 numbers, of sudoku 1 to 12 blanks")
         return self
 
 
@@ -329,10 +339,16 @@ class Critic(Section):
     optimizer: Optimizer
 
 
+RewardPart = Literal[
+    "correct", "boxed_format", "xml_count", "soft_format", "strict_format", "integer_answer", "right_numbers", "filled_blanks", "brevity"
+]
+
+
 class RlRound(Section):
     """Reinforcement learning from checkpoint `init` by one of the methods of objectives/methods.py; see training/rl.py.
 
     lora: adapters to train instead of all weights, or null.
+    reward: weight of each part of the reward (rewards/parts.py); "correct" is the verifier's.
     groups: prompts per iteration after the filter, group_size: responses per prompt. max_sampled_groups: cap of the resampling.
     pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps that an iteration's groups are dealt out to.
     epochs: how often they are. num_pad: end tokens after the first one that are trained as well.
@@ -351,6 +367,7 @@ class RlRound(Section):
     lora: Lora | None
     method: Method
     ratio: Literal["token", "sequence", "none"]
+    reward: Annotated[Mapping[RewardPart, float], Field(min_length=1)]
     tasks: Shares
     iterations: int = Positive
     groups: int = Positive
@@ -432,6 +449,26 @@ class RlRound(Section):
         return self
 
 
+class Verification(Section):
+    """How responses are judged; see rewards/. None of it touches sums, arithmetic and text.
+
+    num_workers: judging processes at once; no verdict depends on it. math_cpu_seconds: CPU time to compare two answers.
+    sandbox: where model programs run; "unconfined" isolates nothing and must be chosen by name. The rest are a program's limits:
+    CPU time a process, idle time a test, memory a process, processes, file size, open files, output a test.
+    """
+
+    num_workers: int = Positive
+    math_cpu_seconds: float = Field(gt=0.0)
+    sandbox: Literal["bubblewrap", "unconfined"]
+    code_cpu_seconds: float = Field(gt=0.0)
+    code_idle_seconds: float = Field(gt=0.0)
+    memory_mib: int = Positive
+    processes: int = Positive
+    file_kib: int = Positive
+    open_files: int = Field(ge=16)
+    output_kib: int = Positive
+
+
 class Evaluation(Section):
     """A checkpoint on task sets' test splits, once per remasking mode of `evaluation` (which replaces the sampler's own)."""
 
@@ -497,6 +534,7 @@ class Params(Section):
     threads: int = Positive
     truncated_is_wrong: bool
     compute: Compute
+    verification: Verification
     tasks: Tasks
     base: Base
     traces: Traces

@@ -6,11 +6,13 @@ Generators (difficulty = length of the chain of thought):
 * sums: `4+7+5=`, solved by running totals `11;16;#16`; difficulty is the number of terms.
 * arithmetic: `(1+3)*2-5=`, solved one operation at a time, innermost and leftmost first, `1+3=4;4*2=8;8-5=3;#3`; difficulty is the
   number of operators. No division; every value lies in 0 to 9.
+* countdown, sudoku: see `puzzles.py`; judged by their rules.
+* gym: any task of reasoning-gym (extra `gym`), judged by exact text. Its own scorers are never called: several evaluate the answer as code.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tracerl import puzzles
 from tracerl.config import Tasks, TaskSet
 from tracerl.errors import DataError, ParamsError
 from tracerl.seeds import generator_for
 from tracerl.types import Task
+
+# What a generator gives: prompt, answer, worked solution, and what the verifier needs besides (the problem's own spec), "" if nothing.
+Generated = tuple[str, str, str, str]
 
 _LARGEST = 9  # some hundred facts: with two-digit values they were too many for fifty iterations of RL to reach
 
@@ -34,6 +40,8 @@ def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root
     """
     if settings.source == "file":
         return _read_user_file(name, settings, held_out, root / str(settings.path))
+    if settings.source == "gym":
+        return _chosen(_gym_tasks(name, str(settings.task), settings, held_out, seed), settings, f"tasks.sets.{name}")
     wanted = {"train": settings.num_train, "test": settings.num_test}
     found: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
     low, high = settings.difficulty or (1, 1)
@@ -42,11 +50,11 @@ def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root
         if all(len(found[split]) >= wanted[split] for split in wanted):
             break
         difficulty = int(rng.integers(low, high + 1))
-        prompt, answer, solution = GENERATORS[settings.source](difficulty, rng)
+        prompt, answer, solution, spec = GENERATORS[settings.source](difficulty, rng)
         split = split_of(prompt, held_out)
         if len(found[split]) < wanted[split] and prompt not in found[split]:
             task_id = f"{name}/{_digest(prompt)}"
-            found[split][prompt] = Task(task_id, name, settings.source, split, difficulty, prompt, answer, solution)
+            found[split][prompt] = Task(task_id, name, settings.source, split, difficulty, prompt, answer, solution, spec)
     short = {split: f"{len(found[split])} of {wanted[split]}" for split in wanted if len(found[split]) < wanted[split]}
     if short:
         raise ParamsError("the generator ran out of distinct problems", where=f"tasks.sets.{name}", got=short,
@@ -73,15 +81,15 @@ def _digest(prompt: str) -> str:
     return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()
 
 
-def _sums(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
+def _sums(difficulty: int, rng: np.random.Generator) -> Generated:
     terms = rng.integers(1, 10, size=difficulty)
     totals = [str(total) for total in terms.cumsum()[1:]] or [str(terms[0])]
-    return "+".join(map(str, terms)) + "=", totals[-1], ";".join([*totals, f"#{totals[-1]}"])
+    return "+".join(map(str, terms)) + "=", totals[-1], ";".join([*totals, f"#{totals[-1]}"]), ""
 
 
-def _arithmetic(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str]:
+def _arithmetic(difficulty: int, rng: np.random.Generator) -> Generated:
     expression = _expression(difficulty, rng)
-    return expression.text + "=", str(expression.value), "".join(expression.steps) + f"#{expression.value}"
+    return expression.text + "=", str(expression.value), "".join(expression.steps) + f"#{expression.value}", ""
 
 
 @dataclass(frozen=True)
@@ -114,11 +122,43 @@ def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
     return _Expression(left_text + operator + right_text, binds, values[operator], [*left.steps, *right.steps, step])
 
 
-GENERATORS: dict[str, Callable[[int, np.random.Generator], tuple[str, str, str]]] = {"sums": _sums, "arithmetic": _arithmetic}
+GENERATORS: dict[str, Callable[[int, np.random.Generator], Generated]] = {
+    "sums": _sums,
+    "arithmetic": _arithmetic,
+    "countdown": puzzles.countdown,
+    "sudoku": puzzles.sudoku,
+}
+
+
+def _gym_tasks(name: str, task: str, settings: TaskSet, held_out: float, seed: int) -> list[Task]:
+    """Items of a reasoning-gym task until both splits are full. Raises ParamsError if the package or the task is missing."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ParamsError("reasoning-gym is not installed", where=f"tasks.sets.{name}", do="pip install 'tracerl[gym]'") from error
+    wanted = {"train": settings.num_train, "test": settings.num_test}
+    size = int(4 * max(settings.num_train / (1 - held_out), settings.num_test / held_out)) + 20
+    try:
+        items = reasoning_gym.create_dataset(task, size=size, seed=seed)
+    except ValueError as error:
+        raise ParamsError("reasoning-gym has no such task", where=f"tasks.sets.{name}.task", got=task, wanted=error) from error
+    found: dict[str, Task] = {}
+    for item in items:
+        prompt, answer = item["question"].strip(), item["answer"]
+        split = split_of(prompt, held_out)
+        if isinstance(answer, str) and answer.strip() and prompt not in found and wanted[split] > 0:
+            wanted[split] -= 1
+            found[prompt] = Task(f"{name}/{_digest(prompt)}", name, "gym", split, 1, prompt, answer, "")
+        if not any(wanted.values()):
+            break
+    return list(found.values())
 
 
 def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
     """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution and difficulty."""
+    imported = _imported_tasks(name, path)
+    if imported is not None:
+        return _chosen(imported, settings, str(path))
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
@@ -139,11 +179,26 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
                             wanted="one answer per prompt", do="correct or remove one of the rows")  # fmt: skip
         task_id, split = f"{name}/{_digest(prompt)}", split_of(prompt, held_out)
         tasks.setdefault(prompt, Task(task_id, name, "text", split, difficulty, prompt, answer, str(row.get("solution") or "")))
-    chosen = []
+    return _chosen(list(tasks.values()), settings, str(path))
+
+
+def _imported_tasks(name: str, path: Path) -> list[Task] | None:
+    """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids; None for a file of any other kind."""
+    try:
+        if path.suffix != ".parquet" or b"tracerl.schema_version" not in (pq.read_schema(path).metadata or {}):
+            return None
+        return [Task(**{**row, "task_set": name}) for row in pq.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, TypeError):
+        return None
+
+
+def _chosen(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
+    """The first num_train and num_test tasks of each split."""
+    chosen: list[Task] = []
     for split, limit in (("train", settings.num_train), ("test", settings.num_test)):
-        chosen += [task for task in tasks.values() if task.split == split][:limit]
+        chosen += [task for task in tasks if task.split == split][:limit]
     if not chosen:
-        raise DataError("a task file gives no tasks", where=str(path), got=f"{len(tasks)} distinct prompts",
+        raise DataError("a task file gives no tasks", where=where, got=f"{len(tasks)} distinct prompts",
                         wanted=f"up to {settings.num_train} train and {settings.num_test} test tasks")  # fmt: skip
     return chosen
 

@@ -106,7 +106,7 @@ def browser(folder: Path) -> Iterator[Page]:
     try:
         place = folder / "DevToolsActivePort"
         port, path = wait_for(lambda: lines if place.exists() and len(lines := place.read_text().split()) == 2 else None, "Chromium", 120)
-        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None) as socket:
+        with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, open_timeout=120) as socket:
             yield Page(socket)
     finally:
         process.terminate()

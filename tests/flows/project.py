@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from tests.tiny_run import ROOT, tiny_params
@@ -150,3 +151,13 @@ def command(folder: Path, *arguments: str, env: dict[str, str] | None = None) ->
     """Runs `python -m ARGUMENTS` in the project."""
     env = env or environment(folder)
     return subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def slow_processes(folder: Path) -> list[psutil.Process]:
+    """Processes of the project's slow stage, wherever they are: the orphans too."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
+        info = process.info
+        if info["cwd"] == str(folder) and "slow.py" in " ".join(info["cmdline"] or []) and info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found

@@ -48,7 +48,7 @@ class Served:
         return {**environment(self.folder), "PREFECT_API_URL": f"{self.ui}/api"}
 
     def deployment(self, name: str) -> Any:
-        return self.get(f"/deployments/name/pipeline/{name}")
+        return self.get(f"/deployments/name/{'experiments' if name == 'grid' else 'pipeline'}/{name}")
 
     def start(self, deployment: str = "full", **parameters: Any) -> str:
         """Asks for a run of a deployment, as the button in the UI does; returns its id."""
@@ -61,7 +61,7 @@ class Served:
 
     def ended(self, run: str) -> Any:
         """The final state of a run."""
-        return wait_for(lambda: state if (state := self.state(run))["type"] in FINAL else None, f"the end of {run}: {self.log}", 400)
+        return wait_for(lambda: state if (state := self.state(run))["type"] in FINAL else None, f"the end of {run}: {self.log}", 900)
 
     def finished(self, deployment: str = "full", **parameters: Any) -> tuple[str, Any]:
         """(id, final state) of a run from beginning to end."""

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows.workspace import override_params
+from tests.flows.project import command, environment, make_project, slow_processes, slow_value
 from tests.flows.served import wait_for
 from tests.tiny_run import ROOT
 
@@ -99,3 +101,31 @@ time.sleep(600)
     running.stdin.close()
     assert running.wait(timeout=60) == 256 - signal.SIGKILL  # what a shell sees of -9
     assert time.monotonic() - started < 30
+
+
+def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_from_there(tmp_path: Path) -> None:
+    """What a flow does, without Prefect: its process is killed with SIGKILL in the middle of a stage that saves every five units."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    make_project(folder)
+    params = folder / "params.yaml"
+    params.write_text(override_params(params.read_text(), {"rl.short.iterations": 33}))
+    runner = """if True:
+        import sys
+        from pathlib import Path
+        from flows import process
+        process.run(process.dvc("repro", "--single-item", "slow"), Path.cwd(), Path("logs/slow.log"), print)
+    """
+    running = subprocess.Popen([sys.executable, "-c", runner], cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL)
+    done = folder / "units.txt"
+    wait_for(lambda: done.exists() and len(done.read_text().splitlines()) >= 7, "the seventh unit", 600)
+    running.kill()
+    running.wait()
+    wait_for(lambda: not slow_processes(folder), "the end of the orphaned stage", 30)
+    before = done.read_text().splitlines()
+    assert "stopped: slow after iteration" in (folder / "logs" / "slow.log").read_text()
+    again = command(folder, "dvc", "repro", "slow")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert done.read_text().splitlines() == [f"33 {i}" for i in range(1, 34)], f"after {len(before)} units it did not go on from there"
+    assert (folder / "data" / "slow.txt").read_text() == f"{slow_value(33)}\n"
+    assert not list((folder / "data" / "scratch").iterdir())

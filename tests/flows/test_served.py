@@ -20,10 +20,10 @@ import pytest
 import yaml
 
 from tests.flows.browser import BINARY, Page, browser
-from tests.flows.project import NUM_WIDE, command, commit, git, make_project, slow_value
+from tests.flows.project import NUM_WIDE, command, commit, git, make_project, slow_processes, slow_value
 from tests.flows.served import Served, serving, wait_for
 
-pytestmark = [pytest.mark.xdist_group("served"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.xdist_group("served"), pytest.mark.timeout(1800)]
 
 STAGES = {"start", "slow", "fragile", "after", "report", *(f"wide@{i}" for i in range(NUM_WIDE))}
 WIDE = [f"wide@{i}" for i in range(NUM_WIDE)]
@@ -197,6 +197,39 @@ def test_a_schedule_added_as_in_the_ui_fires_and_what_ran_before_is_restored(ser
     assert git(served.folder, "status", "--porcelain", "dvc.lock", "reports") == ""
 
 
+def test_a_grid_makes_each_experiment_once_and_compares_them(served: Served, first_run: str) -> None:
+    before = git(served.folder, "status", "--porcelain")
+    grid = {"rl.short.iterations": [3, 4]}
+    run, state = served.finished("grid", grid=grid, targets=["slow"], max_parallel=2)
+    assert state["type"] == "COMPLETED", served.messages(run)
+    assert set(served.outcomes(run).values()) == {"Ran"}
+    again, state = served.finished("grid", grid=grid, targets=["slow"])
+    assert state["message"] == "2 of 2 experiments are there"
+    assert set(served.outcomes(again).values()) == {"Cached"}
+    table = served.artifacts(again)["experiments-grid"]["data"]
+    assert "| rl.short.iterations | slow value |" in table
+    assert f"| 3 | {slow_value(3)} |" in table
+    assert f"| 4 | {slow_value(4)} |" in table
+    assert (served.folder / "reports" / "experiments" / "grid.html").read_text().count("<polyline") == 1
+    assert not list((served.folder / ".dvc" / "tmp" / "cells").iterdir())
+    assert git(served.folder, "status", "--porcelain") == before + "?? reports/experiments/\n", "the workspace was touched"
+
+
+def test_dvcs_own_commands_know_the_experiments_and_what_changed(served: Served, first_run: str) -> None:
+    names = dvc(served, "exp", "list", "--name-only").split()
+    assert len(names) == 2
+    (three,) = [name for name in names if "iterations-3" in name]
+    assert three in dvc(served, "exp", "show", "--md")
+    change = json.loads(dvc(served, "exp", "diff", "HEAD", three, "--json"))
+    assert change["metrics"]["reports/metrics/slow.json"]["value"]["new"] == slow_value(3)
+    assert change["params"]["params.yaml"]["rl.short.iterations"] == {"old": 2, "new": 3, "diff": 1}
+    assert json.loads(dvc(served, "params", "diff", "HEAD", three, "--json"))["params.yaml"]
+    assert json.loads(dvc(served, "metrics", "diff", "HEAD", three, "--json"))["reports/metrics/slow.json"]
+    assert "start" in dvc(served, "dag", "--md")
+    dvc(served, "exp", "apply", three)
+    assert (served.folder / "data" / "slow.txt").read_text() == f"{slow_value(3)}\n"
+
+
 def units(served: Served, iterations: int) -> list[int]:
     """The units of work that the slow stage did for a params value, in the order in which it did them."""
     rows = [line.split() for line in (served.folder / "units.txt").read_text().splitlines()]
@@ -205,16 +238,6 @@ def units(served: Served, iterations: int) -> list[int]:
 
 def slow_is_at(served: Served, iterations: int, unit: int) -> None:
     wait_for(lambda: len(units(served, iterations)) >= unit, f"unit {unit} of {iterations}: {served.log}", 300)
-
-
-def slow_processes(served: Served) -> list[psutil.Process]:
-    """Processes of the slow stage anywhere on the machine: the orphans too."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "cwd", "status"]):
-        info = process.info
-        if info["cwd"] == str(served.folder) and "slow.py" in " ".join(info["cmdline"] or []) and info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 def is_right(served: Served, iterations: int) -> None:
@@ -229,7 +252,7 @@ def test_a_cancel_in_the_ui_stops_the_tree_and_the_next_run_goes_on_from_there(s
     slow_is_at(served, 31, 8)
     served.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     started = time.monotonic()
-    wait_for(lambda: not slow_processes(served), "the stage to end", 15)
+    wait_for(lambda: not slow_processes(served.folder), "the stage to end", 15)
     assert time.monotonic() - started < 15
     assert served.ended(run)["type"] == "CANCELLED"
     assert served.outcomes(run) == {"slow": "Cancelled"}
@@ -257,7 +280,7 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
     served.start(targets=["slow"], overrides={"rl.short.iterations": 33})
     slow_is_at(served, 33, 6)
     served.flow_process().kill()
-    wait_for(lambda: not slow_processes(served), "the orphaned stage to end", 15)
+    wait_for(lambda: not slow_processes(served.folder), "the orphaned stage to end", 15)
     before = units(served, 33)
     programs = {
         "first": ["flows.pipeline", "slow"],
@@ -272,7 +295,7 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
                                              stdout=output, stderr=subprocess.STDOUT)  # fmt: skip
         if name == "second":
             slow_is_at(served, 33, len(before) + 1)
-    codes = {name: process.wait(timeout=400) for name, process in running.items()}
+    codes = {name: process.wait(timeout=900) for name, process in running.items()}
     said = {name: path.read_text() for name, path in outputs.items()}
     assert codes["first"] == codes["second"] == 0, said
     assert "Waiting: another flow run works in this folder" in said["first"] + said["second"]

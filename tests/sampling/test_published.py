@@ -57,8 +57,8 @@ def stored(family: str, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any
 
 def settings_of(family: str, params: dict[str, Any]) -> Sampler:
     """The published functions' arguments as settings of the one sampler."""
-    length = params.get("gen_length", params.get("max_new_tokens"))
-    block_size = params.get("block_length", length)
+    length: int = params["gen_length"] if "gen_length" in params else params["max_new_tokens"]
+    block_size: int = params.get("block_length", length)
     threshold, horizon = params.get("threshold", params.get("unmask_threshold")), params.get("further_horizon")
     confidence = CONFIDENCE.get(params.get("alg", params.get("target", "")), "raw")
     cached = "prefix" if params.get("use_cache") or params.get("dual_cache") is False else "dual" if params.get("dual_cache") else "none"

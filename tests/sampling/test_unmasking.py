@@ -12,7 +12,7 @@ from tests.tiny import END_IDS, MASK_ID, SAMPLERS, chi_square_z, sharp_model, ti
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, attention_blocks
 from tracerl.models.transformer import Layout, predictor_positions
-from tracerl.sampling.sampler import sample
+from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose, dream_shares, order_logprobs, perturbed
 from tracerl.seeds import key_for, uniforms
 
@@ -172,15 +172,48 @@ def test_a_recorded_order_replays(family, cache, order_score):
             blocks = attention_blocks(positions, 4, model.family.attention)
             hidden = model(canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN))[0]
             logits = model.logits(hidden[predictor_positions(prompt + torch.tensor(open_), model.family)])
-            values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values / settings_.order_temperature
+            values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values / 0.5
             scores = dict(zip(open_, values.tolist(), strict=True))
-            for token in mine:
+            for token in map(int, mine):
                 wanted = scores[token] - np.log(sum(np.exp(v) for v in scores.values()))
                 assert trajectory.order_logprobs[token] == pytest.approx(wanted, abs=1e-5)
                 forced += len(scores) == 1
                 assert (len(scores) > 1) or trajectory.order_logprobs[token] == 0.0
-                del scores[int(token)]
+                del scores[token]
         assert forced > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_whole_trajectories_are_drawn_with_their_enumerated_probabilities(family):
+    """A block of two tokens of a vocabulary of five: which position first, its token, and the other's token given the first's."""
+    model, count = sharp_model(family, vocab_size=5), 8_000
+    settings_ = tiny_sampler(
+        block_size=2, steps_per_block=2, max_new_tokens=2, remasking="plackett_luce", order_temperature=2.0, temperature=0.8, max_rows=count
+    )
+    requests = [Request([3, 4], key_for(1, "trajectory", i)) for i in range(count)]
+    trajectories = sample(model, (), requests, settings_)
+
+    def logits_of(*tokens: int) -> torch.Tensor:
+        canvas = torch.tensor([[3, 4, *tokens]])
+        blocks = attention_blocks(torch.arange(4)[None], 2, model.family.attention)
+        hidden = model(canvas, Layout(torch.arange(4)[None], blocks, torch.zeros_like(blocks)))[0]
+        return model.logits(hidden[predictor_positions(torch.tensor([2, 3]), model.family)]).double()
+
+    wanted, start = np.zeros((2, 5, 5)), logits_of(MASK_ID, MASK_ID)
+    order = (start.log_softmax(-1).max(-1).values / 2.0).softmax(-1)
+    for first in (0, 1):
+        for token, p in enumerate((start[first] / 0.8).softmax(-1).tolist()):
+            then = (logits_of(*((token, MASK_ID) if first == 0 else (MASK_ID, token)))[1 - first] / 0.8).softmax(-1).numpy()
+            wanted[(first, token) if first == 0 else (first, slice(None), token)] = float(order[first]) * p * then
+    assert wanted.sum() == pytest.approx(1.0)
+    counts = np.zeros_like(wanted)
+    for trajectory in trajectories:
+        counts[int(trajectory.step_map[0] == 2), trajectory.response_ids[0], trajectory.response_ids[1]] += 1
+    rare = wanted * count < 5
+    pooled = [np.append(values[~rare], values[rare].sum()) for values in (counts, wanted * count)]
+    assert len(pooled[0]) > 10
+    assert chi_square_z(*pooled) < 3.5
 
 
 def test_no_order_is_recorded_where_none_is_drawn():

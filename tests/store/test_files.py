@@ -98,6 +98,19 @@ def test_rows_hold_everything_about_a_response(tmp_path):
     assert row["block_size"] == 4
 
 
+def test_a_drawn_order_comes_back_as_it_was(tmp_path):
+    written = rollouts(remasking="plackett_luce", steps_per_block=2)
+    write_rollouts(tmp_path / "rollouts.parquet", rollout_table(written))
+    row = read_rollouts(tmp_path / "rollouts.parquet").to_pylist()[0]
+    assert (row["order_temperature"], row["order_score"], row["schedule"]) == (0.5, "max_logprob", "even")
+    wrong = [rollout for rollout in written if rollout.verdict == "wrong"]
+    for rollout, back in zip(wrong, read_trajectories(tmp_path / "rollouts.parquet", "wrong"), strict=True):
+        assert rollout.trajectory.order_in_step is not None
+        np.testing.assert_array_equal(rollout.trajectory.order_in_step, back.order_in_step)
+        np.testing.assert_array_equal(rollout.trajectory.order_logprobs, back.order_logprobs)
+    assert rollout_table(rollouts())["order_in_step"].null_count == len(rollouts())
+
+
 def test_filtered_log_probabilities_are_stored_only_where_they_differ():
     for sampler, stored in (({}, False), ({"top_k": 3}, True), ({"top_p": 0.8}, True)):
         assert all((value is not None) is stored for value in rollout_table(rollouts(**sampler))["filtered_logprobs"].to_pylist())

@@ -122,17 +122,19 @@ def read_prompts(path: Path, tokenizer: Tokenizer, settings: Sampler, template: 
     prompts = []
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
-        text, ids = row.get("prompt"), row.get("prompt_ids")
-        if (text is None) == (ids is None) or not (text or ids):
+        text, given = row.get("prompt"), row.get("prompt_ids")
+        if (text is None) == (given is None) or not (text or given):
             raise DataError(
                 "a row has no prompt", where=where, got=sorted(row), wanted="prompt (text) or prompt_ids (token ids), not empty"
             )
-        if ids is None and (not isinstance(text, str)):
-            raise DataError("a prompt is not text", where=where, got=text)
-        if text is not None:
+        if text is None:
+            if not isinstance(given, list) or not all(isinstance(i, int) for i in given):
+                raise DataError("prompt_ids are not token ids", where=where, got=given)
+            ids = given
+        elif isinstance(text, str):
             ids = opened_prompt(text, tokenizer, settings) if template else tokenizer.encode(text + settings.opening)
-        if not all(isinstance(i, int) for i in ids):
-            raise DataError("prompt_ids are not token ids", where=where, got=ids)
+        else:
+            raise DataError("a prompt is not text", where=where, got=text)
         if len(ids) > settings.max_prompt_tokens:
             raise DataError("a prompt is longer than the limit", where=where, got=f"{len(ids)} tokens",
                             wanted=f"at most {settings.max_prompt_tokens}", do="shorten it or raise max_prompt_tokens")  # fmt: skip

@@ -12,7 +12,7 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
 
     accuracy: mean over problems of the share of their responses that are correct; the interval resamples problems. tokens_per_step counts
     denoising forwards only (the paper's count); tokens_per_forward counts prefill and cache commits as well. Tokens after the end token
-    are not counted.
+    are not counted. undecided responses are counted apart and are not correct. pass_at_k is there where every problem has k responses.
     """
     column = {name: rollouts[name].to_numpy() for name in ("task_id", "verdict", "num_tokens", "stop_reason")}
     forwards = {name: int(rollouts[name].to_numpy().sum()) for name in ("num_denoising_forwards", "num_forwards")}
@@ -20,6 +20,7 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
     scores = np.bincount(problem, weights=column["verdict"] == "correct") / counts
     low, high = bootstrap_interval(scores, num_resamples, seed)
     tokens = int(column["num_tokens"].sum())
+    correct = np.bincount(problem, weights=column["verdict"] == "correct").astype(np.int64)
     return {
         "num_problems": len(scores),
         "num_responses": len(problem),
@@ -31,7 +32,22 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
         "tokens_per_forward": tokens / max(forwards["num_forwards"], 1),
         "mean_length": tokens / len(problem),
         "truncation_rate": float((column["stop_reason"] == "length").mean()),
+        **{f"pass_at_{k}": float(pass_at_k(counts, correct, k).mean()) for k in _powers_of_two(int(counts.min()))},
     }
+
+
+def pass_at_k(num_samples: npt.NDArray[np.int64], num_correct: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.float64]:
+    """The unbiased estimate of the chance that one of k responses is correct, per problem: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021)."""
+    wrong = num_samples - num_correct
+    missed = np.ones(len(num_samples))
+    for i in range(k):  # the product of (n - c - i) / (n - i), which is 0 as soon as fewer than k are wrong
+        missed *= np.maximum(wrong - i, 0) / (num_samples - i)
+    return 1.0 - missed
+
+
+def _powers_of_two(most: int) -> list[int]:
+    """2, 4, 8, ... up to `most`; pass@1 is the accuracy."""
+    return [2**i for i in range(1, most.bit_length()) if 2**i <= most]
 
 
 def bootstrap_interval(scores: npt.NDArray[np.float64], num_resamples: int, seed: int) -> tuple[float, float]:

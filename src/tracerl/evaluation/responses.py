@@ -1,15 +1,16 @@
 """Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracerl.config import Sampler
+from tracerl.config import RewardPart, Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.rewards.verify import Verdict, verify
+from tracerl.rewards.parts import reward_parts
+from tracerl.rewards.verify import verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
@@ -22,15 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Occasion:
-    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row."""
+    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row.
+
+    reward: weight of each part of the reward; correctness alone unless a round of RL says otherwise.
+    """
 
     stage: str
     iteration: int
     policy_hash: str
     seed: int
     truncated_is_wrong: bool
+    reward: Mapping[RewardPart, float] = field(default_factory=lambda: {"correct": 1.0})
 
-    def row(self, task: Task, index: int, trajectory: Trajectory, text: str, verdict: Verdict, settings: dict[str, object]) -> Rollout:
+    def row(
+        self,
+        task: Task,
+        index: int,
+        trajectory: Trajectory,
+        text: str,
+        verdict: str,
+        parts: dict[str, float],
+        settings: dict[str, object],
+    ) -> Rollout:
         """Sample number `index` of a task as a row of the store; the id is unique where stage names, iterations and tasks are."""
         return Rollout(
             rollout_id=f"{self.stage}/{self.iteration:05d}/{task.task_id}/{index}",
@@ -40,12 +54,12 @@ class Occasion:
             task=task,
             trajectory=trajectory,
             text=text,
-            reward=verdict.reward,
-            verdict=verdict.verdict,
+            reward=sum(parts.values()),
+            verdict=verdict,
             policy_hash=self.policy_hash,
             seed=self.seed,
             settings=settings,
-            reward_parts=verdict.parts,
+            reward_parts=parts,
         )
 
 
@@ -70,11 +84,13 @@ def respond(
     else:
         trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
     recorded = recorded_settings(settings, model)
+    texts = [tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist()) for trajectory in trajectories]
+    judged = [(task, text, t.stop_reason) for (task, _), text, t in zip(owners, texts, trajectories, strict=True)]
+    verdicts = verify_all(judged, occasion.truncated_is_wrong)
     rollouts = []
-    for (task, index), trajectory in zip(owners, trajectories, strict=True):
-        text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
-        verdict = verify(task, text, trajectory.stop_reason, occasion.truncated_is_wrong)
-        rollouts.append(occasion.row(task, index, trajectory, text, verdict, recorded))
+    for (task, index), trajectory, text, verdict in zip(owners, trajectories, texts, verdicts, strict=True):
+        parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens)
+        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded))
     return rollouts
 
 

@@ -112,9 +112,8 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
             parts.append(f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(height - 1)}" '
                          f'fill-opacity="{0.04 + 0.9 * share:.2f}">{tip}</rect>')  # fmt: skip
             if width >= 22 and height >= 13:
-                css = "cell strong" if share > 0.55 else "cell"
                 place = f'x="{_n(x + width / 2)}" y="{_n(y + height / 2 + 4)}"'
-                parts.append(f'<text class="{css}" text-anchor="middle" {place}>{text}</text>')
+                parts.append(f'<text class="cell" text-anchor="middle" {place}>{text}</text>')
     every = -(-columns // 16)
     for column in range(0, columns, every):
         x = _n(_LEFT + width * (column + 0.5))

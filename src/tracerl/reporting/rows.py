@@ -26,18 +26,20 @@ WITH tokens AS (
         dense_rank() OVER (PARTITION BY rollout_id, position // block_size ORDER BY step) AS step_in_block
     FROM tokens WHERE step > 0
 )
-SELECT place, step_in_block, count(*) / sum(count(*)) OVER (PARTITION BY place) AS share FROM ranked GROUP BY ALL ORDER BY ALL
+SELECT place, step_in_block, count(*) / sum(count(*)) OVER (PARTITION BY place) AS share
+FROM ranked GROUP BY place, step_in_block ORDER BY ALL
 """
 # Groups of the first and the last fifth of a stage's iterations, by pass rate.
 _GROUPS = """
 WITH groups AS (
-    SELECT iteration, pass_rate(verdict) AS passed, max(iteration) OVER () AS last
-    FROM rollouts WHERE stage = $stage GROUP BY iteration, task_id
+    SELECT iteration, pass_rate(verdict) AS passed FROM rollouts WHERE stage = $stage GROUP BY iteration, task_id
+), ends AS (
+    SELECT max(iteration) AS last, ceil(max(iteration) / 5) AS fifth FROM groups
 ), chosen AS (
-    SELECT if(iteration <= ceil(last / 5), 'first fifth', 'last fifth') AS part, round(passed * $bins)::INTEGER AS bin
-    FROM groups WHERE iteration <= ceil(last / 5) OR iteration > last - ceil(last / 5)
+    SELECT if(iteration <= fifth, 'first fifth', 'last fifth') AS part, round(passed * $bins)::INTEGER AS bin
+    FROM groups, ends WHERE iteration <= fifth OR iteration > last - fifth
 )
-SELECT part, bin, count(*) / sum(count(*)) OVER (PARTITION BY part) AS share FROM chosen GROUP BY ALL ORDER BY ALL
+SELECT part, bin, count(*) / sum(count(*)) OVER (PARTITION BY part) AS share FROM chosen GROUP BY part, bin ORDER BY ALL
 """
 _WON_LOST = """
 WITH rates AS (SELECT stage, task_set, task_id, pass_rate(verdict) AS passed FROM evals WHERE stage IN ($before, $after) GROUP BY ALL)
@@ -59,7 +61,7 @@ def group_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     rows = answer(connection, _GROUPS, {"stage": stage, "bins": _NUM_BINS}).to_pylist()
     shares = {(row["part"], row["bin"]): row["share"] for row in rows}
     parts = [part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)]
-    series = [(f"{part} of the iterations", [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
+    series = [(part, [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
     return histogram(
         "Pass rates of groups", [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)], series, "share of correct responses, %"
     )

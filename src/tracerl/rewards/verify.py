@@ -2,24 +2,40 @@
 
 Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the answer as a plain whole number, nothing
 after it. The steps themselves are not judged: what is paid is the answer. User files (`text`): what follows the last `#`, or else the
-last non-empty line, must equal the answer after stripping spaces.
+last non-empty line, must equal the answer after stripping spaces. `math`: see `math.py`. `code`: see `code.py`. `countdown` and `sudoku`:
+the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text.
+
+`math` and `code` need processes: `configure` says how many and under which limits, once per process, like torch's thread count.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tracerl import puzzles
+from tracerl.config import Verification
+from tracerl.errors import ParamsError
+from tracerl.rewards.code import code_tests, extract_program, run_tests
+from tracerl.rewards.math import extract_answer
+from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.workers import MathWorkers
 from tracerl.types import Task
+
+# Raised whenever a verdict on some response may change; stored with every evaluation.
+VERSION = 2
 
 _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: "correct", "wrong" or "undecided" (never paid). parts: named reward parts; their sum is the reward."""
+    """verdict: "correct", "wrong" or "undecided" (never paid). parts: named reward parts; their sum is the reward.
+    detail: why, where there is more to say; for code the sandbox and the verdict on each test."""
 
     verdict: str
     parts: dict[str, float]
+    detail: str = ""
 
     @property
     def reward(self) -> float:
@@ -28,20 +44,128 @@ class Verdict:
 
 def verify(task: Task, response: str, stop_reason: str, truncated_is_wrong: bool) -> Verdict:
     """Judges a response's text. A response cut at the length limit is wrong if the option says so, whatever it holds."""
-    cut = truncated_is_wrong and stop_reason == "length"
-    correct = not cut and _VERIFIERS[task.kind](task.answer, response)
+    if truncated_is_wrong and stop_reason == "length":
+        return Verdict("wrong", {"correct": 0.0})
+    return _VERIFIERS[task.kind](task, response)
+
+
+def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool) -> list[Verdict]:
+    """Verdicts on (task, response, stop reason), in their order; several at once where they need processes."""
+
+    def one(item: tuple[Task, str, str]) -> Verdict:
+        return verify(*item, truncated_is_wrong)
+
+    if _judges is None or all(task.kind not in ("math", "code") for task, _, _ in judged):
+        return [one(item) for item in judged]
+    with ThreadPoolExecutor(_judges.settings.num_workers) as threads:
+        return list(threads.map(one, judged))
+
+
+def configure(settings: Verification) -> None:
+    """Says how many processes judge, and under which limits. They start when first needed and are replaced if this is called again."""
+    global _judges
+    if _judges is not None and _judges.settings != settings:
+        _judges.close()
+        _judges = None
+    _judges = _judges or _Judges(settings)
+
+
+def provenance(kinds: set[str]) -> dict[str, str | int]:
+    """What verdicts on these kinds depend on besides task and response: the verifier's version, and the sandbox where code is judged."""
+    facts: dict[str, str | int] = {"verifier": VERSION}
+    return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if "code" in kinds else facts
+
+
+class _Judges:
+    """The processes behind `math` and `code`."""
+
+    def __init__(self, settings: Verification) -> None:
+        self.settings = settings
+        self.math = MathWorkers(settings.num_workers, settings.math_cpu_seconds)
+        self._pool: SandboxPool | None = None
+
+    @property
+    def pool(self) -> SandboxPool:
+        if self._pool is None:
+            one = self.settings
+            limits = Limits(one.code_cpu_seconds, one.code_idle_seconds, one.memory_mib << 20, one.processes, one.file_kib << 10,
+                            one.open_files, one.output_kib << 10)  # fmt: skip
+            self._pool = SandboxPool(one.sandbox, limits, one.num_workers)
+        return self._pool
+
+    def close(self) -> None:
+        self.math.close()
+        if self._pool is not None:
+            self._pool.close()
+
+
+_judges: _Judges | None = None
+
+
+def _configured() -> _Judges:
+    if _judges is None:
+        raise ParamsError("math and code cannot be judged yet", wanted="a call of tracerl.rewards.verify.configure(params.verification)")
+    return _judges
+
+
+def _decided(correct: bool) -> Verdict:
     return Verdict("correct" if correct else "wrong", {"correct": float(correct)})
 
 
-def _number(answer: str, response: str) -> bool:
+def _number(task: Task, response: str) -> Verdict:
     match = _NUMBER_ANSWER.fullmatch(response)
-    return match is not None and match.group(1) == answer
+    return _decided(match is not None and match.group(1) == task.answer)
 
 
-def _text(answer: str, response: str) -> bool:
+def _text(task: Task, response: str) -> Verdict:
     lines = [line for line in response.splitlines() if line.strip()]
     given = response.rpartition("#")[2] if "#" in response else (lines[-1] if lines else "")
-    return given.strip() == answer.strip()
+    return _decided(given.strip() == task.answer.strip())
 
 
-_VERIFIERS: dict[str, Callable[[str, str], bool]] = {"sums": _number, "arithmetic": _number, "text": _text}
+def _math(task: Task, response: str) -> Verdict:
+    given = extract_answer(response)
+    if given is None:
+        return _decided(False)
+    same = _configured().math.equivalent(task.answer, given)
+    return Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _decided(same == "equal")
+
+
+def _code(task: Task, response: str) -> Verdict:
+    """The share of tests passed is a part of its own name only where the task asks for it; "correct" always means all of them."""
+    tests, judges = code_tests(task.spec), _configured()
+    program = extract_program(response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else ""))
+    pool = judges.pool
+    try:
+        verdicts = run_tests(pool, program, tests)
+    except SandboxError as error:
+        return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
+    passed = sum(verdict == "passed" for verdict in verdicts)
+    every = passed == len(verdicts)
+    paid = passed / len(verdicts) if tests.reward == "fraction" else float(every)
+    return Verdict("correct" if every else "wrong", {"correct": paid}, f"{pool.backend}: {' '.join(verdicts)}")
+
+
+def _countdown(task: Task, response: str) -> Verdict:
+    return _decided(puzzles.is_countdown_answer(task.spec, puzzles.given_answer(response)))
+
+
+def _sudoku(task: Task, response: str) -> Verdict:
+    return _decided(puzzles.is_sudoku_answer(task.spec, puzzles.given_answer(response)))
+
+
+def _gym(task: Task, response: str) -> Verdict:
+    given = puzzles.given_answer(response)
+    return _decided(" ".join(given.split()) == " ".join(task.answer.split()))
+
+
+_VERIFIERS: dict[str, Callable[[Task, str], Verdict]] = {
+    "sums": _number,
+    "arithmetic": _number,
+    "text": _text,
+    "math": _math,
+    "code": _code,
+    "countdown": _countdown,
+    "sudoku": _sudoku,
+    "gym": _gym,
+}

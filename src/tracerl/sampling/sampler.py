@@ -253,7 +253,8 @@ class _Slots:
         queries = first.unsqueeze(1) + torch.arange(int((last - first).max()), device=live.device)
         own = (queries >= live[:, :1]) & (queries < last.unsqueeze(1))
         columns = torch.where(own, queries, self.caches[world].spare_column)
-        return self._pass_window(queries, world, rows, columns, end if self.mode == "dual" else last)[:, : self.block_size]
+        some = None if len(rows) == self.count else rows  # keys of all rows are read where they lie, those of some are copied
+        return self._pass_window(queries, world, some, columns, end if self.mode == "dual" else last)[:, : self.block_size]
 
     def _horizon(self, live: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
         """Where the window of each row ends."""

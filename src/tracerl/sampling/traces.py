@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracerl.models.masks import first_live_start
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import predicted_logits
 from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views
@@ -24,7 +23,7 @@ def preferred_order(
     model: Transformer, trajectories: Sequence[Trajectory], block_size: int, pick: int, step_tokens: int
 ) -> list[Trajectory]:
     """The trajectories with a `step_map` of steps of `step_tokens` tokens, never across blocks of `block_size`."""
-    blocks = [_blocks(t, block_size, model) for t in trajectories]
+    blocks = [(len(t.prompt_ids) + np.arange(len(t.response_ids))) // block_size for t in trajectories]
     selection = [np.zeros(len(b), dtype=np.int64) for b in blocks]
     round_number = 0
     while any((s == 0).any() for s in selection):
@@ -39,13 +38,6 @@ def preferred_order(
         replace(t, step_map=_merged(s, b, step_tokens // pick), block_size=block_size)
         for t, s, b in zip(trajectories, selection, blocks, strict=True)
     ]
-
-
-def _blocks(trajectory: Trajectory, block_size: int, model: Transformer) -> npt.NDArray[np.int64]:
-    """Sampling block of each response token, as the sampler has them, int64 [R]."""
-    prompt = len(trajectory.prompt_ids)
-    start = first_live_start(prompt, block_size, model.family.attention)
-    return (prompt - start + np.arange(len(trajectory.response_ids))) // block_size
 
 
 def _plan(open_positions: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int64], model: Transformer) -> Plan:

@@ -6,6 +6,7 @@ Finished outputs are copied beside their places, renamed into them, and only the
 leaves a scratch directory from which the same command publishes again at once.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -88,6 +89,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes indented JSON with a fixed key order."""
     write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _swap(aside: Path, target: Path) -> None:

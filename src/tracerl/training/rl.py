@@ -200,7 +200,7 @@ class _Round:
         """Groups of responses, further prompts being drawn until enough groups are informative or the cap is reached."""
         settings = self.settings
         queue = _draw_tasks(tasks, settings.tasks, settings.max_sampled_groups, generator_for(self.seed, self.stage, iteration, "tasks"))
-        occasion = Occasion(self.stage, iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong)
+        occasion = Occasion(self.stage, iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong, settings.reward)
         groups: list[list[Rollout]] = []
         missing = settings.groups
         while missing > 0 and len(groups) < len(queue):

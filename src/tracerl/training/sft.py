@@ -60,11 +60,23 @@ def completed(trajectory: Trajectory, block_size: int, tokenizer: Tokenizer, end
     fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
     ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
     steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
+    logprobs, filtered = (
+        np.concatenate([values, np.full(fill, np.nan, dtype=np.float32)]) for values in (trajectory.logprobs, trajectory.filtered_logprobs)
+    )
     trainable = trajectory.num_tokens
     most = len(ids) if end_tokens is None else min(len(ids), trajectory.num_tokens - 1 + end_tokens)
     while trajectory.stop_reason == "end" and trainable < most and ids[trainable] in closing:
         trainable += 1
-    return replace(trajectory, response_ids=ids, step_map=steps, num_tokens=trainable, canvas_length=max(total, trajectory.canvas_length))
+    canvas = max(total, trajectory.canvas_length)
+    return replace(
+        trajectory,
+        response_ids=ids,
+        step_map=steps,
+        logprobs=logprobs,
+        filtered_logprobs=filtered,
+        num_tokens=trainable,
+        canvas_length=canvas,
+    )
 
 
 def train_sft(

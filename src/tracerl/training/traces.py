@@ -6,7 +6,6 @@ from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, recorded_settings
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.rewards.verify import Verdict
 from tracerl.sampling.traces import preferred_order
 from tracerl.training.sft import completed, worked_trajectory
 from tracerl.types import Rollout, Task
@@ -22,12 +21,13 @@ def preferred_solutions(
 ) -> list[Rollout]:
     """The worked solution of every task, with the step map of the model's own preferred order."""
     recorded = {**recorded_settings(settings.sampler, model), "cache_mode": "none", "remasking": "preferred"}
-    correct = Verdict("correct", {"correct": 1.0})
     rollouts = []
     for start in range(0, len(tasks), settings.batch_size):
         batch = tasks[start : start + settings.batch_size]
         known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer) for task in batch]
         ordered = preferred_order(model, known, settings.block_size, settings.pick, settings.step_tokens)
-        rollouts += [occasion.row(task, 0, t, task.solution, correct, recorded) for task, t in zip(batch, ordered, strict=True)]
+        rollouts += [
+            occasion.row(task, 0, t, task.solution, "correct", {"correct": 1.0}, recorded) for task, t in zip(batch, ordered, strict=True)
+        ]
         on_done(len(batch))
     return rollouts

@@ -1,0 +1,256 @@
+"""Puzzles judged by their rules, not against a stored answer: countdown and 4 x 4 sudoku. Generators with worked solutions, and the rules.
+
+countdown: `3,5,7=22`, each given number to be used exactly once, with + - * / and brackets. Its solution is worked one operation at a time
+on what is left, `3*5=15;15+7=22;#3*5+7`; every value on the way is a whole number from 0 to 99. Difficulty is how many numbers there are
+(3, 4).
+
+sudoku: sixteen digits, 0 for a blank, rows joined: `1030040000100000=`. Its solution fills one blank at a time, always one whose row,
+column and box leave a single digit, `r1c2=2;...;#1234...`, so that each step follows from the board so far. Difficulty is the number of
+blanks. Puzzles with several valid grids accept each of them.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+
+_MAX_EXPRESSION = 200
+_TOKENS = re.compile(r"\s*(\d{1,6}|[-+*/()×÷−])", re.ASCII)  # noqa: RUF001
+_LARGEST = 99
+
+
+def given_answer(response: str) -> str:
+    """What a response gives: inside its last <answer> block or box, else after its last `#`, else its last line."""
+    text = response.rpartition("</think>")[2].strip() or response
+    start = text.rfind("<answer>")
+    if start >= 0:
+        text = text[start + len("<answer>") :].partition("</answer>")[0]
+    elif (box := text.rfind(r"\boxed{")) >= 0:
+        return text[box + len(r"\boxed{") :].rpartition("}")[0].strip()
+    elif "#" in text:
+        return text.rpartition("#")[2].strip()
+    return text.strip() if start >= 0 else ([line for line in text.splitlines() if line.strip()] or [""])[-1].strip()
+
+
+# Countdown
+
+
+def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, str]:
+    """(prompt, answer, solution, spec) of a random solvable problem with `difficulty` numbers."""
+    while True:
+        numbers = [int(n) for n in rng.integers(1, 20, size=difficulty)]
+        solved = _worked(numbers, rng)
+        if solved is not None:
+            value, expression, steps = solved
+            spec = f"{','.join(map(str, numbers))}={value}"
+            return spec + "?", expression, "".join(f"{step};" for step in steps) + f"#{expression}", spec
+
+
+def _worked(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, list[str]] | None:
+    """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to 99; None if none does."""
+    left: list[tuple[int, str, int]] = [(n, str(n), 3) for n in numbers]  # value, text, how tightly the text binds
+    steps: list[str] = []
+    while len(left) > 1:
+        i, j = (int(k) for k in rng.permutation(len(left))[:2])
+        (a, first, tight), (b, second, close) = left[i], left[j]
+        values = {"+": a + b, "-": a - b, "*": a * b} | ({"/": a // b} if b and a % b == 0 else {})
+        allowed = [name for name, value in values.items() if 0 <= value <= _LARGEST]
+        if not allowed:
+            return None
+        name = allowed[int(rng.integers(len(allowed)))]
+        binds = 1 if name in "+-" else 2
+        first = f"({first})" if tight < binds else first
+        second = f"({second})" if close < binds or (close == binds and name in "-/") else second
+        steps.append(f"{a}{name}{b}={values[name]}")
+        left = [item for k, item in enumerate(left) if k not in (i, j)] + [(values[name], f"{first}{name}{second}", binds)]
+    return left[0][0], left[0][1], steps
+
+
+def is_countdown_answer(spec: str, given: str) -> bool:
+    """Whether an expression uses exactly the numbers of `spec` ("3,5,7=22") and has its value. A stated "= 22" at the end may stand."""
+    numbers, target = _countdown_spec(spec)
+    expression, equals, stated = given.partition("=")
+    if equals and stated.strip() != str(target):
+        return False
+    read = read_expression(expression)
+    return read is not None and sorted(read[0]) == sorted(numbers) and read[1] == target
+
+
+def uses_right_numbers(spec: str, given: str) -> bool:
+    """Whether an expression uses exactly the numbers of `spec`, whatever its value."""
+    read = read_expression(given.partition("=")[0])
+    return read is not None and sorted(read[0]) == sorted(_countdown_spec(spec)[0])
+
+
+def _countdown_spec(spec: str) -> tuple[list[int], int]:
+    numbers, _, target = spec.partition("=")
+    return [int(number) for number in numbers.split(",")], int(target)
+
+
+def read_expression(text: str) -> tuple[list[int], Fraction | None] | None:
+    """(numbers used, exact value or None if it divides by zero) of plain arithmetic; None if the text is anything else.
+
+    Nothing is evaluated by Python: a parser of its own, for at most 200 characters of + - * / brackets and whole numbers.
+    """
+    if len(text) > _MAX_EXPRESSION:
+        return None
+    text = text.strip()
+    tokens, place = [], 0
+    while place < len(text):
+        match = _TOKENS.match(text, place)
+        if match is None:
+            return None
+        tokens.append({"×": "*", "÷": "/", "−": "-"}.get(match[1], match[1]))  # noqa: RUF001
+        place = match.end()
+    reader = _Reader(tokens)
+    value = reader.sum()
+    return (reader.numbers, value) if value is not _WRONG and reader.place == len(tokens) else None
+
+
+_WRONG = Fraction(-1, 10**9)  # no expression read here has this value
+
+
+class _Reader:
+    """Recursive descent over tokens; a wrong one makes every value `_WRONG`, a division by zero makes it None."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self.tokens, self.place, self.numbers = tokens, 0, list[int]()
+
+    def _next(self) -> str:
+        return self.tokens[self.place] if self.place < len(self.tokens) else ""
+
+    def sum(self) -> Fraction | None:
+        return self._chain("+-", self.product)
+
+    def product(self) -> Fraction | None:
+        return self._chain("*/", self.atom)
+
+    def _chain(self, operators: str, part: "object") -> Fraction | None:
+        value: Fraction | None = part()  # type: ignore[operator]
+        while value is not _WRONG and self._next() and self._next() in operators:
+            operator = self._next()
+            self.place += 1
+            other: Fraction | None = part()  # type: ignore[operator]
+            if other is _WRONG:
+                return _WRONG
+            value = None if value is None or other is None else _apply(operator, value, other)
+        return value
+
+    def atom(self) -> Fraction | None:
+        token = self._next()
+        self.place += 1
+        if token.isdigit():
+            self.numbers.append(int(token))
+            return Fraction(int(token))
+        if token != "(":
+            return _WRONG
+        value = self.sum()
+        if self._next() != ")":
+            return _WRONG
+        self.place += 1
+        return value
+
+
+def _apply(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
+    if operator == "/":
+        return a / b if b else None
+    return {"+": a + b, "-": a - b, "*": a * b}[operator]
+
+
+# Sudoku, 4 x 4
+
+_UNITS = (
+    *([4 * r + c for c in range(4)] for r in range(4)),
+    *([4 * r + c for r in range(4)] for c in range(4)),
+    *([8 * (b // 2) + 2 * (b % 2) + i for i in (0, 1, 4, 5)] for b in range(4)),
+)
+_PEERS = tuple({cell for unit in _UNITS if i in unit for cell in unit} - {i} for i in range(16))
+
+
+def sudoku(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, str]:
+    """(prompt, answer, solution, spec) of a random 4 x 4 sudoku with `difficulty` blanks, solved by single candidates alone."""
+    while True:
+        grid = _random_grid(rng)
+        clues = list(grid)
+        for cell in rng.permutation(16)[:difficulty]:
+            clues[int(cell)] = 0
+        steps = _singles(clues)
+        if steps is not None:
+            spec, answer = "".join(map(str, clues)), "".join(map(str, grid))
+            written = "".join(f"r{cell // 4 + 1}c{cell % 4 + 1}={grid[cell]};" for cell in steps)
+            return spec + "=", answer, f"{written}#{answer}", spec
+
+
+def _random_grid(rng: np.random.Generator) -> list[int]:
+    grids = list(_all_grids())
+    return list(grids[int(rng.integers(len(grids)))])
+
+
+def _all_grids(clues: Sequence[int] = (0,) * 16) -> Iterator[tuple[int, ...]]:
+    """Every valid completion of a board, in order (the empty board has 288)."""
+    board = list(clues)
+
+    def fill(cell: int) -> Iterator[tuple[int, ...]]:
+        while cell < 16 and board[cell]:
+            cell += 1
+        if cell == 16:
+            yield tuple(board)
+            return
+        for digit in range(1, 5):
+            if all(board[peer] != digit for peer in _PEERS[cell]):
+                board[cell] = digit
+                yield from fill(cell + 1)
+                board[cell] = 0
+
+    if not any(clues[i] and clues[i] == clues[j] for i, j in combinations(range(16), 2) if j in _PEERS[i]):
+        yield from fill(0)
+
+
+def valid_grids(spec: str) -> list[str]:
+    """Every grid that solves a puzzle, as sixteen digits."""
+    return ["".join(map(str, grid)) for grid in _all_grids([int(char) for char in spec])]
+
+
+def _singles(clues: Sequence[int]) -> list[int] | None:
+    """The blanks in an order in which each has a single candidate; None if there is no such order."""
+    board, order = list(clues), []
+    while 0 in board:
+        for cell in range(16):
+            left = {1, 2, 3, 4} - {board[peer] for peer in _PEERS[cell]}
+            if board[cell] == 0 and len(left) == 1:
+                board[cell] = left.pop()
+                order.append(cell)
+                break
+        else:
+            return None
+    return order
+
+
+def read_grid(given: str) -> str | None:
+    """The sixteen digits of an answer, whatever stands between them (spaces, bars, newlines); None if it holds another number of digits."""
+    if len(given) > 400 or re.search(r"[A-Za-z]", given):
+        return None
+    digits = re.findall(r"[0-9]", given, re.ASCII)
+    return "".join(digits) if len(digits) == 16 else None
+
+
+def is_sudoku_answer(spec: str, given: str) -> bool:
+    """Whether the grid keeps the clues and holds 1 to 4 once in every row, column and box."""
+    grid = read_grid(given)
+    if grid is None or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)):
+        return False
+    return all({grid[cell] for cell in unit} == set("1234") for unit in _UNITS)
+
+
+def filled_blanks(spec: str, answer: str, given: str) -> float:
+    """The share of blanks filled as in the stored grid (d1's sudoku reward); 0 if the answer is no grid.
+
+    A grid that breaks a clue gets 0 too: d1 does not check that, and pays for boards that are no solution of the puzzle.
+    """
+    grid = read_grid(given)
+    blanks = [i for i, clue in enumerate(spec) if clue == "0"]
+    if grid is None or not blanks or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)):
+        return 0.0
+    return sum(grid[i] == answer[i] for i in blanks) / len(blanks)

@@ -1,0 +1,191 @@
+# ruff: noqa: E501 (tables)
+"""Laws of published files: every row becomes a task or a counted reason, reference answers are judged correct, and nothing packed is trusted."""
+
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tracerl.config import TaskSet, Verification
+from tracerl.errors import DataError
+from tracerl.evaluation.benchmarks import BENCHMARKS, DoesNotFitError, read_benchmark, read_rows, unpacked_tests, unpickled_text
+from tracerl.evaluation.importing import add_data, import_lines, shared_problems
+from tracerl.rewards import verify as judging
+from tracerl.rewards.sandbox import SandboxError, check_backend
+from tracerl.rewards.verify import configure, verify
+from tracerl.tasks import make_task_set
+from tracerl.types import Task
+
+SAMPLES = Path(__file__).parents[1] / "fixtures" / "benchmarks"
+PUBLISHED = Path(__file__).parents[3] / "shared" / "benchmarks"
+
+# name -> (tasks, reasons of the rows that do not fit)
+EXPECTED = {
+    "math500": (1, []),
+    "aime24": (2, ["an AIME answer is a whole number"]),
+    "gsm8k": (1, ["no #### answer"]),
+    "livecodebench-v2": (2, ["more than a string"]),
+    "livebench": (3, ["edit distance", "category reasoning"]),
+    "humaneval": (1, []),
+    "mbpp": (1, ["not in the test split"]),
+    "mbpp-sanitized": (1, []),
+    "sudoku": (1, ["not a 4 x 4 grid"]),
+    "countdown": (1, []),
+    "gsm8k-train": (1, ["no #### answer"]),
+    "math-train": (1, ["not of level", "no answer"]),
+    "mbpp-all": (2, []),
+    "deepcoder": (2, ["no tests"]),
+    "openr1-math": (1, []),
+    "openthoughts": (1, ["no boxed answer"]),
+    "codecontests": (1, []),
+    "kodcode": (1, ["pytest"]),
+}
+FILES = {"gsm8k-train": "gsm8k.jsonl", "mbpp-all": "mbpp.jsonl", "livecodebench-v2": "livecodebench.jsonl", "mbpp-sanitized": "mbpp-sanitized.json",
+         "sudoku": "sudoku.csv"}  # fmt: skip
+
+
+def sample(name):
+    return SAMPLES / FILES.get(name, f"{name}.jsonl")
+
+
+@pytest.fixture(scope="module")
+def judges():
+    configure(Verification(num_workers=2, math_cpu_seconds=3.0, sandbox="bubblewrap", code_cpu_seconds=4.0, code_idle_seconds=10.0, memory_mib=512,
+                           processes=16, file_kib=1024, open_files=64, output_kib=1024))  # fmt: skip
+    yield
+    judging._judges.close()
+    judging._judges = None
+
+
+def correct(task, response):
+    if task.kind == "code":
+        try:
+            check_backend("bubblewrap")
+        except SandboxError as error:
+            pytest.skip(str(error))
+    return verify(task, response, "end", truncated_is_wrong=True)
+
+
+def test_every_published_set_has_a_sample():
+    assert set(EXPECTED) == set(BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_row_becomes_a_task_or_a_counted_reason(name):
+    count, reasons = EXPECTED[name]
+    rows = list(read_rows(sample(name)))
+    tasks, refused = read_benchmark(BENCHMARKS[name], rows)
+    assert len(tasks) == count
+    assert len(refused) == len(rows) - count == len(reasons)
+    assert all(reason in row["reason"] for reason, row in zip(reasons, refused, strict=True)), refused
+    assert {task.split for task in tasks} == {BENCHMARKS[name].split}
+    assert len({task.task_id for task in tasks}) == count
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_reference_is_correct_and_another_answer_is_not(name, judges):
+    tasks, _ = read_benchmark(BENCHMARKS[name], read_rows(sample(name)))
+    for task in tasks:
+        reference = task.solution or {"sudoku": f"<answer>{task.answer}</answer>", "math": f"\\boxed{{{task.answer}}}"}.get(task.kind, "")
+        if reference:
+            assert correct(task, reference).verdict == "correct", (task, correct(task, reference))
+        assert correct(task, "def f(): pass\n#### -12345").verdict == "wrong"
+
+
+def test_livecodebench_programs_and_methods_are_judged_on_public_and_private_tests(judges):
+    stdin, method = read_benchmark(BENCHMARKS["livecodebench-v2"], read_rows(sample("livecodebench-v2")))[0]
+    assert correct(stdin, "```python\nn = int(input())\nprint(n * n)\n```").verdict == "correct"
+    public_only = correct(stdin, "```python\ninput()\nprint(9)\n```")
+    assert (public_only.verdict, public_only.detail) == ("wrong", "bubblewrap: passed failed")
+    added = "class Solution:\n    def add(self, a, b):\n        return [x + y for x, y in zip(a, b)]"
+    assert correct(method, f"```python\n{added}\n```").verdict == "correct"
+    assert correct(method, f"```python\n{added.replace('x + y', 'x - y')}\n```").verdict == "wrong"
+    (countdown,) = read_benchmark(BENCHMARKS["countdown"], read_rows(sample("countdown")))[0]
+    assert correct(countdown, "<answer>93-(100-30)</answer>").verdict == "correct"
+
+
+class Hostile:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+@pytest.mark.parametrize("value", [Hostile(), ["a"], ("a",), {"a": "b"}, 3, None, b"a"], ids=repr)
+def test_a_pickle_of_anything_but_a_string_is_refused_and_never_made(value, capsys):
+    with pytest.raises(DoesNotFitError):
+        unpickled_text(pickle.dumps(value))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickled_string_is_read_whatever_the_protocol(protocol):
+    text = "a\u2028b" + "c" * 70_000
+    assert unpickled_text(pickle.dumps(text, protocol)) == text
+
+
+@pytest.mark.parametrize("packed", ["", "!!!", base64.b64encode(b"x").decode(), base64.b64encode(zlib.compress(b"x")).decode()])
+def test_damaged_tests_do_not_fit(packed):
+    with pytest.raises(DoesNotFitError):
+        unpacked_tests(packed)
+
+
+@pytest.mark.parametrize(("file", "name", "count"), [("gsm8k_test.jsonl", "gsm8k", 1319), ("gsm8k_train.jsonl", "gsm8k-train", 7473), ("mbpp.jsonl", "mbpp", 500),
+                                                     ("math500_full.jsonl", "math500", 500), ("mbpp.jsonl", "mbpp-all", 974), ("d1_sudoku4x4_test.csv", "sudoku", 500),
+                                                     ("d1_countdown_cd3_test.jsonl", "countdown", 256)])  # fmt: skip
+def test_published_files_give_their_tasks(file, name, count):
+    if not (PUBLISHED / file).is_file():
+        pytest.skip(f"needs the published file {file} beside the repository, in shared/benchmarks")
+    tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(PUBLISHED / file))
+    assert len(tasks) == count == BENCHMARKS[name].rows
+    assert len(refused) == (474 if name == "mbpp" else 0)
+
+
+def test_data_is_imported_with_its_provenance_and_used_as_it_is(tmp_path):
+    report = add_data("mbpp", str(sample("mbpp")), tmp_path)
+    written = json.loads((tmp_path / "data" / "raw" / "mbpp.json").read_text())
+    assert (written["num_rows"], written["num_tasks"], written["num_refused"], written["licence"]) == (2, 1, 1, "CC-BY-4.0")
+    assert len(written["tasks_sha256"]) == 64
+    assert list(written["files"]) == ["mbpp.jsonl"]
+    assert any("not in the test split" in line for line in import_lines(report))
+    settings = TaskSet(source="file", path="data/raw/mbpp.parquet", num_train=0, num_test=500)
+    (task,) = make_task_set("my-mbpp", settings, 0.25, 1, tmp_path)
+    assert (task.task_set, task.kind, task.split) == ("my-mbpp", "code", "test")
+    assert json.loads(task.spec)["provides"] == ["square"]
+    again = add_data("mbpp", str(sample("mbpp")), tmp_path)
+    assert again == report, "importing twice gives the same file"
+    assert pq.read_table(tmp_path / "data" / "raw" / "mbpp.parquet").num_rows == 1
+
+
+def test_a_training_set_loses_what_a_benchmark_holds_and_a_benchmark_names_what_is_in_training(tmp_path):
+    add_data("mbpp", str(sample("mbpp")), tmp_path)
+    train = add_data("mbpp-all", str(sample("mbpp")), tmp_path)
+    assert (train.num_tasks, train.num_removed) == (1, 1)
+    assert train.removed == [{"task": "mbpp-all/11", "with": "mbpp/11"}]
+    other = tmp_path / "other"
+    add_data("mbpp-all", str(sample("mbpp")), other)
+    bench = add_data("mbpp", str(sample("mbpp")), other)
+    assert (bench.num_tasks, bench.contaminated) == (1, [{"task": "mbpp-all/11", "with": "mbpp/11"}])
+
+
+def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
+    words = [f"word{i}" for i in range(60)]
+
+    def task(name, text):
+        return Task(name, "set", "math", "test", 1, text, "1", "")
+
+    bench = [task("b/1", " ".join(words[:30])), task("b/2", "What is 2+2?")]
+    found = shared_problems(
+        [task("t/1", "Intro. " + " ".join(words[:30]).upper() + " Outro."), task("t/2", "what is 2 2"), task("t/3", " ".join(words[20:50])),
+         task("t/4", " ".join(words[30:]))], bench,
+    )  # fmt: skip
+    assert found == [{"task": "t/1", "with": "b/1"}, {"task": "t/2", "with": "b/2"}]
+
+
+@pytest.mark.parametrize(("name", "source"), [("nothing", "x.jsonl"), ("math500", "nowhere.jsonl"), ("math500", str(Path(__file__)))])
+def test_what_cannot_be_imported_is_said(name, source, tmp_path):
+    with pytest.raises(DataError):
+        add_data(name, source, tmp_path)
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,30 @@
+"""Tasks in, judged responses out: what the sampler's settings add to a prompt."""
+
+import pytest
+
+from tests.tiny import sharp_model, tiny_sampler
+from tracerl.errors import DataError
+from tracerl.evaluation.responses import Occasion, opened_prompt, respond, within_prompt_limit
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.types import Task
+
+TOKENIZER = character_tokenizer()
+TASKS = [Task(f"sums/{i}", "sums", "sums", "train", 2, prompt, "3", "") for i, prompt in enumerate(("1+2=", "1+1+1="))]
+
+
+def test_every_response_begins_with_the_opening_which_is_not_part_of_it():
+    settings = tiny_sampler(opening="So ", max_new_tokens=4)
+    assert opened_prompt("1+2=", TOKENIZER, settings) == TOKENIZER.encode("1+2=So ")
+    model = sharp_model("llada", vocab_size=TOKENIZER.vocab_size)
+    rollouts = respond(model, TOKENIZER, TASKS, 2, settings, Occasion("rl@short", 1, "0" * 16, 1, True))
+    for rollout in rollouts:
+        assert TOKENIZER.decode(rollout.trajectory.prompt_ids.tolist()) == rollout.task.prompt + "So "
+        assert len(rollout.trajectory.response_ids) == 4
+        assert rollout.settings["opening"] == "So "
+
+
+def test_the_opening_counts_towards_the_prompt_limit():
+    kept, left_out = within_prompt_limit(TASKS, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here")
+    assert (kept, left_out) == (TASKS[:1], 1)
+    with pytest.raises(DataError, match="longer than the limit"):
+        within_prompt_limit(TASKS, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=6), "here")

@@ -1,0 +1,142 @@
+"""Laws of mathematical answers: one extractor with a stated order, exact verdicts, and hostile text that costs a bounded time."""
+
+import itertools
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.rewards.pairs import ADVERSARIAL, ORDINARY
+from tracerl.rewards.math import decide_quickly, extract_answer, number
+from tracerl.rewards.workers import MathWorkers
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "benchmarks"
+CPU_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def workers():
+    pool = MathWorkers(2, CPU_SECONDS)
+    yield pool
+    pool.close()
+
+
+def decide(workers, pairs, threads=2):
+    """Verdicts on (gold, given) pairs, decided by several threads at once, in the order of the pairs."""
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda pair: workers.equivalent(*pair), pairs))
+
+
+def published(name):
+    path = PUBLISHED / name
+    if not path.is_file():
+        pytest.skip(f"needs the published file {name} beside the repository, in shared/benchmarks")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+EXTRACTED = [
+    (r"So it is \boxed{5}.", "5"),
+    (r"\boxed{4} no, \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{\boxed{7}}", r"\boxed{7}"),
+    (r"\boxed{\left\{1,2\right\}}", r"\left\{1,2\right\}"),
+    (r"\boxed{ {{a}} }", "{{a}}"),
+    (r"\boxed{5} and then \boxed{6", "5"),
+    (r"\fbox{3}", "3"),
+    (r"\boxed 9 is it", "9"),
+    ("\\boxed{5}\n#### 6\nThe answer is 7.", "5"),
+    ("She has 3.\n#### 1,234", "1,234"),
+    ("#### 5\n#### 6 \nbye", "6"),
+    ("The answer is 7.\nOr so.", "7"),
+    ("The final answer is: $x=3$. I hope it is correct.", "x=3"),
+    ("**Answer:** 12", "12"),
+    ("The answer is 3. No, the answer is 4", "4"),
+    ("work\n\nso $a$ is $b$\n\n", "b"),
+    ("work\n42\n", "42"),
+    (r"thus \(x^2\)", "x^2"),
+    ("it costs $5", "it costs $5"),
+    ("<think>\\boxed{1}</think>\n\\boxed{2}", "2"),
+    ("<think>hm</think>", "<think>hm</think>"),
+    ("<reasoning>\\boxed{1}</reasoning><answer>\\boxed{2}</answer>", "2"),
+    ("<answer>\n17\n</answer> trailing", "17"),
+    ("", None),
+    (" \n ", None),
+    (r"\boxed{}", None),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), EXTRACTED)
+def test_the_answer_is_taken_in_the_stated_order(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["\\boxed{", "{", "}", "$", "####", "answer is ", "answer is\n", "\\(", "\\boxed ", "<answer>", "</think>", "1,", "\\text{", "%"],
+)
+def test_a_hostile_text_is_read_in_linear_time(part):
+    def seconds(size):
+        text = part * (size // len(part))
+        start = time.process_time()
+        decide_quickly("5", extract_answer(text) or "")
+        return time.process_time() - start
+
+    assert seconds(100_000) < 40 * max(seconds(10_000), 0.005)
+
+
+def test_every_pair_of_the_table_has_its_verdict(workers):
+    assert len(ORDINARY) + len(ADVERSARIAL) >= 150
+    assert len(ADVERSARIAL) >= 40
+    pairs = [*ORDINARY, *ADVERSARIAL]
+    found = decide(workers, [pair[:2] for pair in pairs])
+    wrong = [(gold, given[:60], want, got) for (gold, given, want), got in zip(pairs, found, strict=True) if want != got]
+    assert wrong == []
+
+
+def test_equality_is_reflexive_and_a_verdict_does_not_depend_on_order_or_number_of_workers(workers):
+    """Cheap pairs of the table, backwards, by one worker."""
+    chosen = ORDINARY[::-6]
+    one = MathWorkers(1, CPU_SECONDS)
+    try:
+        alone = decide(one, [pair[:2] for pair in chosen], threads=1)
+        assert alone == [pair[2] for pair in chosen]
+        assert set(decide(one, [(pair[0], pair[0]) for pair in chosen])) == {"equal"}
+    finally:
+        one.close()
+
+
+def test_a_killed_worker_is_replaced_and_loses_nothing():
+    pool = MathWorkers(1, CPU_SECONDS)
+    try:
+        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+        worker = pool._idle.get()
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.wait()
+        pool._idle.put(worker)
+        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+    finally:
+        pool.close()
+
+
+def test_math500_answers_equal_themselves_and_no_differing_neighbour(workers):
+    rows = published("math500_full.jsonl")
+    golds = [row["answer"] for row in rows]
+    assert [extract_answer(row["solution"]) for row in rows] == golds
+    assert {decide_quickly(gold, gold) for gold in golds} == {"equal"}
+    spaced = [(gold, f" $ {gold} $.") for gold in golds]
+    assert set(decide(workers, spaced)) == {"equal"}
+    neighbours = [(a, b) for a, b in itertools.pairwise(golds) if a != b][::8]
+    verdicts = decide(workers, neighbours)
+    assert "equal" not in verdicts
+    assert verdicts.count("undecided") <= len(verdicts) // 10
+
+
+def test_gsm8k_answers_are_extracted_as_numbers():
+    rows = published("gsm8k_test.jsonl")
+    found = [extract_answer(row["answer"]) for row in rows]
+    assert len(found) == 1319
+    assert all(number(str(answer).replace(",", "")) is not None for answer in found)
+    assert [str(answer) for answer in found] == [row["answer"].split("####")[1].strip() for row in rows]
