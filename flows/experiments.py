@@ -104,8 +104,10 @@ def run_cell(cell: str, values: dict[str, Any], root: str, baseline: str, stages
     log = project / "logs" / run / f"{cell}.log"
     folder = clone(project, baseline, cell, values)
     output = Output(cell, log, logger)
-    commands = [["checkout", "--allow-missing", "--quiet"], ["repro", *stages], ["exp", "save", "--force", "--name", cell, *stages]]
-    for command in commands:
+    for command in (["checkout", "--allow-missing", "--quiet"], ["repro", *stages], ["exp", "save", "--force", "--name", cell, *stages]):
+        if command[0] == "exp":  # reports that no commit has yet are part of it too
+            new = git(folder, "ls-files", "--others", "--exclude-standard").splitlines()
+            command += [part for path in new for part in ("--include-untracked", path)]
         code = process.run(process.dvc(*command), folder, log, output)
         if process.stopping():
             return Cancelled(message=f"Stopped. The next run goes on from what is saved. Log: {log}")

@@ -47,7 +47,7 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
 
     with Repo(str(root)) as repo:
         graph = repo.index.graph
-        stages = {node.addressing: _stage(root, node, [needed.addressing for needed in graph.successors(node)]) for node in graph}
+        stages = {_name(node): _stage(root, node, [_name(needed) for needed in graph.successors(node)]) for node in graph}
     chosen = [name for name in stages for target in targets or [name] if target in (name, name.split("@")[0])]
     if unknown := [target for target in targets if not any(target in (name, name.split("@")[0]) for name in stages)]:
         raise ParamsError("no stage of this name", where="targets", got=", ".join(unknown), wanted=", ".join(sorted(stages)))
@@ -61,12 +61,18 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
     return {name: stages[name] for name in order.static_order()}
 
 
+def _name(node: Any) -> str:
+    """What `dvc repro` calls a stage in the project's root: its name, behind its file if that is not dvc.yaml. Added data is its file."""
+    name, file = getattr(node, "name", None), node.path_in_repo
+    return str(file if name is None else name if file == "dvc.yaml" else f"{file}:{name}")
+
+
 def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
     outs = [Path(out.fs_path).relative_to(root) for out in node.outs]
     metrics = [path.as_posix() for path, out in zip(outs, node.outs, strict=True) if out.metric]
     pages = [(path if path.suffix else path / "index.html").as_posix() for path in outs if path.suffix in (".html", "")]
     tags = (node.meta or {}).get("tags", [])
-    return Stage(node.addressing, node.desc or node.cmd, tuple(sorted(needs)), tuple(metrics), tuple(pages), tuple(tags))
+    return Stage(_name(node), node.desc or node.cmd or "", tuple(sorted(needs)), tuple(metrics), tuple(pages), tuple(tags))
 
 
 def override_params(text: str, overrides: Mapping[str, Any], where: str = "params.yaml") -> str:

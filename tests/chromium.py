@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 _ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync",
               "--disable-component-update", "--disable-default-apps", "--hide-scrollbars", "--remote-debugging-port=0")  # fmt: skip
@@ -26,7 +27,7 @@ _SECONDS = 120
 class Page:
     """One tab. errors: console errors and uncaught exceptions. requests: addresses asked for over a network."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self._socket, self._number, self._session = socket, 0, ""
         self.errors: list[str] = []
         self.requests: list[str] = []

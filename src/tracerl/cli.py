@@ -52,6 +52,14 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+class Where(StrEnum):
+    """Where `generate` and `chat` run a model."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. An error of ours ends it with its message and exit status 1, not with a traceback."""
     try:
@@ -233,8 +241,8 @@ def trace(
     from tracerl.store.workspace import write_text
 
     responses = chosen_responses(connect(root), condition, against, limit)
-    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), condition if against is None else
-                         f"{against} | {condition}")  # fmt: skip
+    shown = condition if against is None else f"before: {against}; after: {condition}"
+    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown)
     write_text(out, page)
     print(f"{len(responses)} responses: {out}")
 
@@ -328,7 +336,7 @@ ModelDir = Annotated[Path, typer.Option("--model", metavar="DIR", help="Checkpoi
 ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Take the sampler's settings from this params file.")]
 Place = Annotated[str, typer.Option("--sampler", metavar="PLACE", help="Which of its samplers: traces, rl.NAME or evaluate.NAME.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one sampler setting; may be given again.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N. By default the first GPU, or the CPU.")]
+Device = Annotated[Where, typer.Option(help="auto is the GPU if there is one.")]
 Seed = Annotated[int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")]
 
 
@@ -346,7 +354,7 @@ def generate(
     seed: Seed = 0,
     template: Annotated[bool, typer.Option(help="Put text prompts into the checkpoint's chat form.")] = True,
     save_every: Annotated[int, typer.Option(min=1, help="Responses a saved part holds; a killed run continues after the last.")] = 1024,
-    device: Device = "",
+    device: Device = Where.auto,
 ) -> None:
     """Sample responses to a file of prompts; run again, a killed one continues.
 
@@ -383,7 +391,7 @@ def chat(
     sampler: Place = "traces",
     set_: Changes = None,
     seed: Seed = 0,
-    device: Device = "",
+    device: Device = Where.auto,
 ) -> None:
     """Talk to a checkpoint and watch its tokens appear in the order in which they are unmasked.
 
@@ -412,17 +420,12 @@ def chat(
     converse(loaded, tokenizer, settings, seed, console, read)
 
 
-def _load(directory: Path, device: str) -> "tuple[Transformer, Tokenizer]":
-    """Model and tokenizer of a checkpoint directory, on the device that was named or the best there is."""
-    import torch
-
+def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
+    """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
+    from tracerl.config import Compute
     from tracerl.models.checkpoint import load_checkpoint
 
-    model, tokenizer = load_checkpoint(directory)
-    try:
-        return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
-    except (RuntimeError, AssertionError) as error:
-        raise DataError("the model cannot be put on this device", where=f"--device {device}", got=str(error).splitlines()[0]) from error
+    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto"))
 
 
 def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":
@@ -471,12 +474,12 @@ def compare(
     headings = ("benchmark", "remasking", "problems", first, second, "difference (95% interval)", "won", "lost", "tied")
     table = _new_table(headings, [index >= 2 for index in range(len(headings))])
     for row in rows:
-        difference = f"{100 * float(row['difference']):+.1f}% [{100 * float(row['ci_low']):+.1f}, {100 * float(row['ci_high']):+.1f}]"
-        shares = (f"{100 * float(row[side]):.1f}%" for side in ("first", "second"))
+        difference = f"{100 * row['difference']:+.1f}% [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
+        shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
         table.add_row(str(row["benchmark"]), str(row["remasking"]), str(row["num_problems"]), *shares, difference,
                       *(str(row[name]) for name in ("won", "lost", "tied")))  # fmt: skip
     _console().print(table)
-    if unpaired := sum(int(row["unpaired"]) for row in rows):
+    if unpaired := sum(row["unpaired"] for row in rows):
         print(f"{unpaired} problems are in one of the two only and are left out.")
 
 

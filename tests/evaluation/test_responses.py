@@ -4,8 +4,9 @@ import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.evaluation.responses import Occasion, opened_prompt, respond, within_prompt_limit
+from tracerl.evaluation.responses import Occasion, fitting_tasks, opened_prompt, respond
 from tracerl.models.tokenizer import character_tokenizer
+from tracerl.store.files import write_tasks
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
@@ -23,8 +24,10 @@ def test_every_response_begins_with_the_opening_which_is_not_part_of_it():
         assert rollout.settings["opening"] == "So "
 
 
-def test_the_opening_counts_towards_the_prompt_limit():
-    kept, left_out = within_prompt_limit(TASKS, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here")
-    assert (kept, left_out) == (TASKS[:1], 1)
+def test_the_opening_counts_towards_the_prompt_limit(tmp_path):
+    files = {"sums": tmp_path / "sums.parquet"}
+    write_tasks(files["sums"], TASKS)
+    kept, left_out = fitting_tasks(files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here")
+    assert (kept, left_out) == ({"sums": TASKS[:1]}, {"sums": 1})
     with pytest.raises(DataError, match="longer than the limit"):
-        within_prompt_limit(TASKS, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=6), "here")
+        fitting_tasks(files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=6), "here")

@@ -1,11 +1,12 @@
 """A grid is every combination once, named by everything that makes it another one, and its comparison shows what differs."""
 
 import subprocess
+from typing import Any
 
 from flows.comparison import differing, markdown, page, table
 from flows.experiments import cell_name, combinations
 
-GRID = {"rl.short.optimizer.lr": [1e-4, 2e-4], "seed": [1, 2]}
+GRID: dict[str, list[Any]] = {"rl.short.optimizer.lr": [1e-4, 2e-4], "seed": [1, 2]}
 CELLS = {cell_name("grid", values, []): values for values in combinations(GRID)}
 FIGURES = {
     cell: {"rl-short accuracy": values["seed"] / 8 + values["rl.short.optimizer.lr"], "rl-short problems": 600.0}

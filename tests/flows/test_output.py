@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,16 +60,20 @@ def test_the_trouble_is_the_stages_own_error_rather_than_dvcs() -> None:
     assert read.trouble == "error: the disk is full"
 
 
-def test_the_ui_gets_a_few_lines_and_every_loud_one(seen: Any) -> None:
-    read = reader()
+def test_the_ui_gets_the_first_lines_then_a_few_a_second_and_every_loud_one(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
+    read, burst, rate = reader(), int(Output.BURST), int(Output.LINES_PER_SECOND)
     for i in range(1000):
         read(f"line {i}")
+    assert seen() == [f"line {i}" for i in range(burst)]
+    now = 1.0
+    for i in range(10):
+        read(f"later {i}")
+    assert seen()[burst:] == [f"({1000 - burst} lines are in logs/rl@short.log only)", *(f"later {i}" for i in range(rate))]
     read("WARNING: look here")
     read("To track the changes with git, run:")
-    messages = seen()
-    assert messages[: int(Output.BURST)] == [f"line {i}" for i in range(int(Output.BURST))]
-    assert messages[-2:] == [f"({1000 - int(Output.BURST)} lines are in logs/rl@short.log only)", "WARNING: look here"]
-    assert len(messages) == Output.BURST + 2
+    assert seen()[burst + 1 + rate :] == [f"({10 - rate} lines are in logs/rl@short.log only)", "WARNING: look here"]
 
 
 class Shown:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.rewards.hostile import HOSTILE
 from tracerl.errors import DataError
-from tracerl.rewards import sandbox
 from tracerl.rewards.code import CodeTests, code_tests, extract_program, run_tests, same_output, same_value
 from tracerl.rewards.guest import decode, encode
 from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
@@ -139,7 +138,7 @@ def test_a_sandbox_ends_with_everything_in_it(pool):
     while any(Path(f"/proc/{pid}").exists() for pid in inside) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
-    assert uid != 0 or sandbox.os.getuid() != 0, "root does not run model code"
+    assert uid != 0 or os.getuid() != 0, "root does not run model code"
 
 
 def descendants(pid):
@@ -152,7 +151,7 @@ def descendants(pid):
 
 def test_without_a_sandbox_nothing_runs_unless_it_is_asked_for_by_name(monkeypatch):
     check_backend.cache_clear()
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+    monkeypatch.setattr("tracerl.rewards.sandbox.shutil.which", lambda name: None)
     try:
         with pytest.raises(SandboxError, match="unconfined"):
             SandboxPool("bubblewrap", LIMITS, 0)

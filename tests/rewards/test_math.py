@@ -113,6 +113,7 @@ def test_a_killed_worker_is_replaced_and_loses_nothing():
     try:
         assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
         worker = pool._idle.get()
+        assert worker is not None
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
         pool._idle.put(worker)

@@ -14,6 +14,7 @@ from tests.objectives.test_methods import responses
 from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
 from tracerl.errors import CheckpointError
+from tracerl.evaluation import responses as responding
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
@@ -222,7 +223,7 @@ def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_ref
         said = ["correct" if x else "wrong" for x in rewards]
         return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
 
-    respond = rl.respond
+    respond = responding.respond
     monkeypatch.setattr(rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named)))
     undisturbed, curves = trained(tmp_path / "whole", None)
     assert not all(torch.equal(undisturbed[f"policy.{k}"], undisturbed[f"reference.{k}"]) for k in ("lm_head.weight",))

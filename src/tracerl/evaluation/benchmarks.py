@@ -12,6 +12,7 @@ import io
 import json
 import pickletools
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -253,7 +254,9 @@ def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
 def provided_names(code: str, tests: str) -> tuple[list[str], str]:
     """Top-level names of a reference program that a test program uses, and the imports of it that the tests use. Neither is run."""
     try:
-        tree, using = ast.parse(code), ast.parse(tests)
+        with warnings.catch_warnings():  # about escapes in other people's strings
+            warnings.simplefilter("ignore")
+            tree, using = ast.parse(code), ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise DoesNotFitError("the reference program or its tests are not Python") from error
     defined: set[str] = set()

@@ -1,6 +1,7 @@
 """Two evaluations on the same problems: paired, because the difference between two checkpoints is far less noisy than either accuracy."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from tracerl.store.files import read_rollouts
 Scores = dict[tuple[str, str], dict[str, float]]
 
 
-def compare_evaluations(first: Path, second: Path, num_resamples: int, seed: int) -> list[dict[str, float | int | str]]:
+def compare_evaluations(first: Path, second: Path, num_resamples: int, seed: int) -> list[dict[str, Any]]:
     """One row per benchmark and remasking mode that both folders (data/evals/NAME) hold.
 
     difference: mean over problems of the second's score less the first's, with its 95% paired bootstrap interval; a problem's score is the
@@ -23,7 +24,7 @@ def compare_evaluations(first: Path, second: Path, num_resamples: int, seed: int
     Raises DataError if a folder holds no responses, or the two share no problem.
     """
     ours, theirs = _scores(first), _scores(second)
-    rows: list[dict[str, float | int | str]] = []
+    rows: list[dict[str, Any]] = []
     for place in [place for place in ours if place in theirs]:
         shared = sorted(ours[place].keys() & theirs[place].keys())
         if not shared:

@@ -102,7 +102,8 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
         return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
     top, columns = 40, max(map(len, cells))
     width, height = (_WIDTH - _LEFT - _RIGHT) / columns, min(30.0, 150 / len(cells))
-    bottom, parts = top + height * len(cells), []
+    bottom = top + height * len(cells)
+    parts: list[str] = []
     for row, line in enumerate(cells):
         y = top + height * row
         parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + height / 2 + 4)}">{row}</text>')
@@ -116,8 +117,8 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
                 parts.append(f'<text class="cell" text-anchor="middle" {place}>{text}</text>')
     every = -(-columns // 16)
     for column in range(0, columns, every):
-        x = _n(_LEFT + width * (column + 0.5))
-        parts.append(f'<text class="tick" text-anchor="middle" x="{x}" y="{_n(bottom + 14)}">{column + 1}</text>')
+        centre = _n(_LEFT + width * (column + 0.5))
+        parts.append(f'<text class="tick" text-anchor="middle" x="{centre}" y="{_n(bottom + 14)}">{column + 1}</text>')
     parts.append(f'<text class="name" x="2" y="33">{escape(y_label)}</text>')
     parts.append(f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>')
     return _svg(title, round(bottom + 34), parts)
@@ -149,7 +150,7 @@ def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
     row_height, top = 40, 30
     height, middle = top + row_height * len(rows) + 8, _WIDTH / 2
     most = max((max(won, lost) for _, won, lost in rows), default=0) or 1
-    reach, parts = (middle - 44) / most, []
+    reach, parts = (middle - 54) / most, []
     for i, (label, won, lost) in enumerate(rows):
         y = top + row_height * i
         parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')

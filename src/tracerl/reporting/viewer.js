@@ -16,11 +16,11 @@ function element(tag, className, text) {
   return made;
 }
 
-// 0 to 100, low to high: orange, yellow, teal, blue.
+// 0 to 100: orange to yellow up to 60, then teal to blue, as the key in the bar shows. Told apart with any colour vision.
 function colour(probability) {
   const p = probability / 100;
-  const hue = p < 0.5 ? 28 + 40 * p : 48 + 167 * (2 * p - 1);
-  return `hsl(${hue.toFixed(0)} ${(90 - 60 * p + 50 * p * p).toFixed(0)}% var(--lum))`;
+  return p < 0.6 ? `hsl(${(28 + 33 * p).toFixed(0)} ${(90 - 40 * p).toFixed(0)}% var(--lum))`
+    : `hsl(${(190 + 62 * (p - 0.6)).toFixed(0)} ${(45 + 75 * (p - 0.6)).toFixed(0)}% var(--lum))`;
 }
 
 class Panel {
@@ -35,7 +35,7 @@ class Panel {
     const head = element("h2");
     head.append(label ? label + ": " : "", element("span", "verdict " + response.verdict, response.verdict));
     head.append(` · reward ${response.reward}`);
-    this.root.append(head, element("p", "meta", response.meta), element("div", "prompt", response.prompt));
+    this.root.append(head, element("p", "meta", response.meta), element("div", "task", response.prompt));
     if (response.answer) this.root.append(element("p", "meta", "expected answer: " + response.answer));
     this.canvas = element("div", "canvas");
     this.root.append(this.canvas);

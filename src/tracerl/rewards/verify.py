@@ -8,6 +8,7 @@ the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text.
 `math` and `code` need processes: `configure` says how many and under which limits, once per process, like torch's thread count.
 """
 
+import atexit
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,12 +63,22 @@ def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
 
 
 def configure(settings: Verification) -> None:
-    """Says how many processes judge, and under which limits. They start when first needed and are replaced if this is called again."""
+    """Says how many processes judge, and under which limits. They start when first needed and end with this process, or with `release`."""
     global _judges
     if _judges is not None and _judges.settings != settings:
-        _judges.close()
-        _judges = None
+        release()
     _judges = _judges or _Judges(settings)
+
+
+def release() -> None:
+    """Ends the judging processes; `configure` must be called before mathematics or code is judged again."""
+    global _judges
+    if _judges is not None:
+        _judges.close()
+    _judges = None
+
+
+atexit.register(release)
 
 
 def provenance(kinds: set[str]) -> dict[str, str | int]:

@@ -177,4 +177,4 @@ def _create_decoded(connection: duckdb.DuckDBPyConnection, run: RunFiles) -> Non
                 loaded.append(load_tokenizer(folder, None))
         return pa.array([None if one is None else loaded[0].decode(one) for one in ids.to_pylist()], pa.string())
 
-    connection.create_function("decoded", decode, ["INTEGER[]"], "VARCHAR", type="arrow")  # type: ignore[arg-type]
+    connection.create_function("decoded", decode, ["INTEGER[]"], "VARCHAR", type="arrow")  # type: ignore[call-overload]

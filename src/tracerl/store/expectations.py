@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tracerl.config import Validation
 from tracerl.errors import DataError
@@ -150,6 +150,7 @@ def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
         for expectation in _suite(gx.expectations, name, evidence, bounds):
             suite.add_expectation(expectation)
         batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+        shown: dict[Any, Any] | Literal["SUMMARY"]
         shown = {"result_format": "COMPLETE", "unexpected_index_column_names": ["group"]} if name == "groups" else "SUMMARY"
         outcomes += [_outcome(result, evidence) for result in batch.validate(suite, result_format=shown).results]
     return outcomes

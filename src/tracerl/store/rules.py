@@ -71,8 +71,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule("counted_tokens_have_steps", "step_map", "list_min(step_map) < 1 AND list_min(step_map[:num_tokens]) < 1",
              "every counted token was committed at a step"),
         Rule("steps_are_a_partition", "step_map",
-             "list_max(step_map) <> num_steps OR (distinct_steps <> num_steps AND (schedule <> 'dream' OR distinct_steps > num_steps))",
-             "steps are 1 to num_steps and, but for Dream's schedule, none is empty"),
+             "list_max(step_map) <> num_steps OR (schedule <> 'dream' AND distinct_steps <> num_steps)",
+             "steps are 1 to num_steps, and none is empty except on Dream's schedule"),
         Rule("steps_stay_in_blocks", "step_map", "NOT steps_in_blocks", "no step spans two blocks, and blocks follow each other"),
         Rule("ids_in_vocabulary", "response_ids", "least(list_min(prompt_ids), list_min(response_ids)) < 0 "
              "OR greatest(list_max(prompt_ids), list_max(response_ids)) >= $vocab_size", "token ids lie inside the vocabulary"),
