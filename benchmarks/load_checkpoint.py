@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tracerl.models.checkpoint import architecture_of, load_checkpoint, read_config
+from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import published_name
+from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 

@@ -2,7 +2,8 @@
 
 A profile is the shipped params.yaml, changed where a checkpoint or its paper says so; what is not changed follows params.yaml. Settings
 are those of TraceRL (arXiv 2509.06949: block models 128 prompts x 32 responses; Dream 56 x 8, block 32, horizon 128, shrink 8) and, for
-LLaDA-8B, of mask-aware policy gradients (arXiv 2607.15200). Put the checkpoint and the task files where base.path and tasks.sets say:
+LLaDA-8B, of mask-aware policy gradients (arXiv 2607.15200). Put the checkpoint where base.path says, import the task sets with
+`tracerl data add NAME`, and then:
 
     cp profiles/sdar-4b.yaml params.yaml && tracerl doctor --params params.yaml && dvc repro
 
@@ -20,15 +21,15 @@ HERE = Path(__file__).resolve().parent
 Tree = dict[str, Any]
 
 MATH = {"train": "math-train", "test": ["math500", "gsm8k"]}
-CODE = {"train": "code-train", "test": ["livecodebench-v2", "humaneval"]}
+CODE = {"train": "deepcoder", "test": ["livecodebench-v2", "humaneval"]}
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-# Prompts carry the papers' instructions; the chat form around them is that of the checkpoint's own template.
+# As `tracerl data add NAME` writes them, the papers' instructions in the prompts; the chat form around is the checkpoint's own template.
 TASK_FILES = {
-    "math-train": {"num_train": 8000, "num_test": 200},
+    "math-train": {"num_train": 8000, "num_test": 0},
     "math500": {"num_train": 0, "num_test": 500},
     "gsm8k": {"num_train": 0, "num_test": 1319},
-    "code-train": {"num_train": 6000, "num_test": 200},
+    "deepcoder": {"num_train": 6000, "num_test": 0},
     "livecodebench-v2": {"num_train": 0, "num_test": 511},
     "humaneval": {"num_train": 0, "num_test": 164},
 }
@@ -102,9 +103,9 @@ def profile(
     whole_sampler = {**params["traces"]["sampler"], **sampler}
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
-    held_out = {**any_rl["held_out"], "num_problems": 100, "remasking": remasking}
+    held_out = {**any_rl["held_out"], "tasks": list(tasks["test"]), "num_problems": 100, "remasking": remasking}
     params["compute"] = {"device": "cuda", "dtype": "bfloat16", "attention": "auto"}
-    params["tasks"]["sets"] = {name: {"source": "file", "path": f"data/raw/{name}.jsonl", **TASK_FILES[name]} for name in names}
+    params["tasks"]["sets"] = {name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]} for name in names}
     params["base"]["path"] = f"data/raw/{path}"
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)
     params["traces"].update(traces, preferred={tasks["train"]: 2000} if sft else {}, rollouts={}, batch_size=32, sampler=whole_sampler)

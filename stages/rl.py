@@ -21,7 +21,8 @@ def main(name: str) -> None:
     configure(params.verification)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
-    files = context.task_files(settings.tasks)
+    asked = settings.held_out.tasks or list(settings.tasks)
+    files = context.task_files(dict.fromkeys([*settings.tasks, *asked]))
     space = context.workspace(stage, params, settings, [start, *files.values()])
 
     def initial() -> tuple[Transformer, Tokenizer]:
@@ -33,8 +34,8 @@ def main(name: str) -> None:
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
-    train = {task_set: context.trainable(pool) for task_set, pool in tasks.items()}
-    test = {task_set: context.held_out(pool, f"{stage}: {task_set}") for task_set, pool in tasks.items()}
+    train = {task_set: context.trainable(tasks[task_set]) for task_set in settings.tasks}
+    test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
     show = context.progress(stage, "iteration")
     curves = train_rl(
         model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show

@@ -410,6 +410,8 @@ def test_every_method_parses_with_its_own_keys():
         ("sft.short.lora", {"rank": 0, "alpha": 1.0, "dropout": 0.0, "targets": ["q_proj"]}, "sft.short.lora.rank"),
         ("rl.short.lora", {"rank": 2, "alpha": 1.0, "dropout": 0.0, "targets": ["query"]}, "rl.short.lora.targets"),
         ("rl.short.lora", {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]}, "rl.short.lora.dropout"),
+        ("rl.short.held_out.tasks", ["nothing"], "rl.short.held_out: no task set 'nothing'"),
+        ("rl.short.held_out.tasks", [], "rl.short.held_out.tasks"),
     ],
 )
 def test_where_and_what_models_are_is_checked(path, value, told):

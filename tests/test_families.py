@@ -24,6 +24,7 @@ def family_params(family: str, lora: dict[str, Any] | None) -> dict[str, Any]:
     params["sft"]["short"].update(num_steps=6, save_every=3, lora=lora)
     params["traces"].update(preferred={"sums-short": 6, "arithmetic-short": 6}, rollouts={"sums-short": 2, "arithmetic-short": 2})
     params["rl"]["short"].update(iterations=2, groups=2, max_sampled_groups=2, lora=lora)
+    params["rl"]["short"]["held_out"] = {**params["rl"]["short"]["held_out"], "tasks": ["arithmetic-long"]}
     params["evaluation"].update(num_problems=4)
     params["evaluate"]["rl-short"]["tasks"] = ["sums-short"]
     if FAMILIES[family].attention == "full":
@@ -77,6 +78,8 @@ def test_base_traces_sft_rl_and_evaluation_run(family: str, lora: dict[str, Any]
             rewards.setdefault((number, task), set()).add(reward)
     informative = any(len(group) > 1 for group in rewards.values())
     assert (hashes[1] != hashes[2]) is informative, "weights move exactly when a group says which response is better"
+    asked = [pq.read_table(file) for file in (folder / "data" / "rollouts" / "rl@short").glob("held-out-*.parquet")]
+    assert {task.split("/")[0] for table in asked for task in table["task_id"].to_pylist()} == {"arithmetic-long"}
     figures = json.loads((folder / "reports" / "metrics" / "evaluate" / "rl-short.json").read_text())
     assert {row["remasking"] for row in figures["rows"]} == {"static", "dynamic"}
     assert figures["settings"]["policy_hash"] == hashes[2]

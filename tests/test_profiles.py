@@ -10,8 +10,8 @@ from dvc.repo import Repo
 
 from profiles.make import PROFILES, text_of
 from tracerl.config import Params, load_params
-from tracerl.models.checkpoint import architecture_of
 from tracerl.models.families import FAMILIES
+from tracerl.models.published_config import architecture_of
 from tracerl.reporting.doctor import needs
 
 ROOT = Path(__file__).parents[1]

@@ -297,8 +297,12 @@ class Traces(Section):
 
 
 class HeldOut(Section):
-    """Held-out accuracy during a round: `num_problems` per task set at iteration 0 and every `every` iterations, in each mode."""
+    """Held-out accuracy during a round: `num_problems` per task set at iteration 0 and every `every` iterations, in each mode.
 
+    tasks: task sets whose test splits are asked, null for the round's own (a published training set has no test split).
+    """
+
+    tasks: Annotated[list[str], Field(min_length=1)] | None
     every: int = Positive
     num_problems: int = Positive
     bootstrap: int = Positive
@@ -553,6 +557,7 @@ class Params(Section):
         users: list[tuple[str, str, list[str]]] = [("traces", self.traces.checkpoint, [*self.traces.preferred, *self.traces.rollouts])]
         users += [(f"sft.{name}", item.init, list(item.tasks)) for name, item in self.sft.items()]
         users += [(f"rl.{name}", item.init, list(item.tasks)) for name, item in self.rl.items()]
+        users += [(f"rl.{name}.held_out", item.init, item.held_out.tasks or []) for name, item in self.rl.items()]
         users += [(f"evaluate.{name}", item.checkpoint, item.tasks) for name, item in self.evaluate.items()]
         users += [("base.train", "base", list(self.base.train.tasks))]
         for place, checkpoint, sets in users:

@@ -190,7 +190,7 @@ def trained(folder: Path, kill_after: int | None) -> tuple[dict[str, torch.Tenso
     tokenizer = character_tokenizer()
     shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
     sampler = {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4}
-    held_out = {"every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
+    held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
     few = {"iterations": 4, "groups": 2, "group_size": 2, "min_groups": 1, "max_sampled_groups": 4, "pass_rate": [0.0, 1.0]}
     settings_ = round_of(
         "random", sampler, advantages="gae", value={**CRITIC, "every": 2}, kl_to="synced", sync_every=3, epochs=2, train_block_size=2,

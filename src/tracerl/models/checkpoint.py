@@ -24,47 +24,16 @@ from torch import nn
 from tracerl.config import Compute, Lora, TokenIds
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.attention import check_backend
-from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family, published_name
-from tracerl.models.lora import (
-    Adapters,
-    adapter_state,
-    add_adapters,
-    config_of,
-    fit_adapters,
-    load_adapter_state,
-    settings_of,
-)
+from tracerl.models.families import published_name
+from tracerl.models.lora import Adapters, adapter_config, adapter_state, add_adapters, fit_adapters, load_adapter_state, settings_of
+from tracerl.models.published_config import architecture_of, config_of, family_of, read_config, read_json
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
-from tracerl.models.transformer import Architecture, Transformer
+from tracerl.models.transformer import Transformer
 
 WEIGHTS = "model.safetensors"
 SHARD_BYTES = 5_000_000_000  # as published checkpoints are split
 _ADAPTER, _ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _INDEX = "model.safetensors.index.json"
-# Settings of published configs that the one transformer knows in one value only; null is as good.
-_PLAIN = {
-    "rope_scaling": None,
-    "rope_type": "default",
-    "rope": True,
-    "use_sliding_window": False,
-    "use_mrope": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "activation_type": "silu",
-    "block_type": "llama",
-    "block_group_size": 1,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
-    "attention_layer_norm": False,
-    "bias_for_layer_norm": False,
-    "include_bias": False,
-    "include_qkv_bias": False,
-    "input_emb_norm": False,
-    "clip_qkv": None,
-    "scale_logits": False,
-    "alibi": False,
-    "multi_query_attention": False,
-}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 _STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
 
@@ -81,10 +50,10 @@ def save_checkpoint(
     tokenizer.save(directory)
     if model.adapters is not None:
         base = os.path.relpath(model.adapters.base, place or directory)
-        (directory / _ADAPTER_CONFIG).write_text(json.dumps(config_of(model, base), indent=2, sort_keys=True) + "\n")
+        (directory / _ADAPTER_CONFIG).write_text(json.dumps(adapter_config(model, base), indent=2, sort_keys=True) + "\n")
         _write(adapter_state(model), directory / _ADAPTER, {"base_policy_hash": model.adapters.base_hash})
         return
-    (directory / "config.json").write_text(json.dumps(_config_of(model), indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(config_of(model), indent=2) + "\n")
     state = published_state(model)
     split = split_torch_state_dict_into_shards(state, max_shard_size=shard_bytes)
     for name, tensors in split.filename_to_tensors.items():
@@ -111,7 +80,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
     """
     compute = compute or Compute(device="cpu", dtype="stored", attention="auto")
     if (directory / _ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
-        config = _read_json(directory / _ADAPTER_CONFIG)
+        config = read_json(directory / _ADAPTER_CONFIG)
         base = (directory / str(config.get("base_model_name_or_path"))).resolve()
         if not (base / "config.json").is_file():
             raise CheckpointError("the adapter's base is not there", where=str(directory / _ADAPTER_CONFIG), got=str(base),
@@ -122,7 +91,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
         return placed(model, compute).eval(), tokenizer
     device = device_of(compute)
     config = read_config(directory)
-    family = _family_of(config, directory)
+    family = family_of(config, directory)
     architecture = architecture_of(config, directory)
     tokenizer = load_tokenizer(directory, None if architecture.mask_id < 0 else architecture.mask_id, family.end_tokens, token_ids)
     replaced = token_ids is not None and token_ids.mask is not None
@@ -160,7 +129,7 @@ def load_for_training(
 def apply_adapter(model: Transformer, directory: Path, base: Path) -> None:
     """Puts the adapter of a PEFT directory onto a model that was loaded from `base`. Raises CheckpointError if it was made for another."""
     path = directory / _ADAPTER
-    config = _read_json(directory / _ADAPTER_CONFIG)
+    config = read_json(directory / _ADAPTER_CONFIG)
     with _opened(path) as file:
         names, metadata = list(file.keys()), file.metadata() or {}
         settings = settings_of(config, names, model, str(path))
@@ -203,107 +172,6 @@ def policy_hash(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint directory."""
-    return _read_json(directory / "config.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"a {type(config).__name__}, not an object")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"not a checkpoint directory: its {path.name} cannot be read", where=str(path), got=error,
-                              wanted="config.json, *.safetensors and the tokenizer of a published checkpoint") from error  # fmt: skip
-    return config
-
-
-def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
-    """The shape that a published config.json describes; mask_id is -1 if it names none.
-
-    Raises CheckpointError for keys that are missing and for settings that the one transformer does not have.
-    """
-    family = _family_of(config, directory)
-    where = str(directory / "config.json")
-    values = _values(config, family)
-    missing = [key for ours, key in family.config_keys.items() if values.get(ours) is None]
-    if missing:
-        raise CheckpointError("the config lacks keys", where=where, got=sorted(config), wanted=missing)
-    flat = _flat(config)
-    unsupported = {key: flat[key] for key, plain in _PLAIN.items() if flat.get(key, plain) not in (plain, None)}
-    if unsupported:
-        raise CheckpointError("the config asks for what this transformer does not do", where=where,
-                              got=unsupported, wanted={key: _PLAIN[key] for key in unsupported})  # fmt: skip
-    kinds: dict[str, type] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
-    for ours, key in family.config_keys.items():
-        kind = kinds.get(ours, int)
-        if isinstance(values[ours], bool) != (kind is bool) or not isinstance(values[ours], (kind, int)):
-            raise CheckpointError(
-                "a key of the config is not of its kind", where=f"{where}: {key}", got=repr(values[ours]), wanted=kind.__name__
-            )
-        values[ours] = kind(values[ours])
-    if values["num_heads"] < 1 or values["num_heads"] % values["num_kv_heads"] or values["head_dim"] % 2:
-        heads = {key: values[key] for key in ("num_heads", "num_kv_heads", "head_dim")}
-        raise CheckpointError("the heads do not fit together", where=where, got=heads, wanted="whole groups of heads, an even head_dim")
-    return Architecture(family=family.name, **values)
-
-
-def _family_of(config: dict[str, Any], directory: Path) -> Family:
-    by_type = {name.lower(): family for family in FAMILIES.values() for name in family.model_types}
-    family = by_type.get(str(config.get("model_type", "")).lower())
-    if config.get("model_type") in AUTOREGRESSIVE:
-        raise CheckpointError("an autoregressive model can be evaluated only", where=str(directory / "config.json"),
-                              got=config["model_type"], do="import it with base.path and run evaluate stages alone")  # fmt: skip
-    if family is None:
-        raise CheckpointError("unknown architecture", where=str(directory / "config.json"), got=config.get("model_type"),
-                              wanted="model_type one of " + ", ".join(sorted(by_type)))  # fmt: skip
-    return family
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Newer configs keep the rotary settings in a section of their own."""
-    return {**(config.get("rope_parameters") or {}), **config}
-
-
-def _values(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Our fields as the config gives them, with what published configs leave out."""
-    flat = _flat(config)
-    values = {ours: flat[key] for ours, key in family.config_keys.items() if flat.get(key) is not None}
-    heads, hidden = values.get("num_heads"), values.get("hidden_size")
-    head_dim = hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None
-    left_out = {
-        "vocab_size": flat.get("vocab_size"),  # LLaDA's embedding_size may be null
-        "num_kv_heads": heads,
-        "head_dim": family.default_head_dim or head_dim,
-        "tie_embeddings": False,
-        "mask_id": -1,  # the tokenizer names it
-    }
-    return {**left_out, **values}
-
-
-def _config_of(model: Transformer) -> dict[str, Any]:
-    """The config the model was loaded with, where it still holds, and its shape; of a new model the shape alone, sorted."""
-    arch, family = model.architecture, model.family
-    dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
-    shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
-    if arch.head_dim == (family.default_head_dim or arch.hidden_size // arch.num_heads):
-        del shape[family.config_keys["head_dim"]]
-    published = model.published_config
-    if not published:
-        new = {"model_type": family.model_types[0], "torch_dtype": dtype, **family.config_constants, **shape}
-        return dict(sorted(new.items()))
-    config = dict(published)
-    known = _values(published, family)
-    for ours, key in family.config_keys.items():
-        if key in shape and known[ours] != shape[key] and not (ours == "mask_id" and known[ours] == -1):
-            config[key] = shape[key]
-    precision = next((key for key in ("torch_dtype", "dtype") if key in config), None)
-    if precision and str(config[precision]).removeprefix("torch.") != dtype:
-        config[precision] = dtype
-    return config
 
 
 def dtype_of(config: dict[str, Any], directory: Path) -> torch.dtype:

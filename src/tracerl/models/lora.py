@@ -159,7 +159,7 @@ def load_adapter_state(model: "Transformer", tensors: Mapping[str, torch.Tensor]
             parameter.copy_(tensors[name])
 
 
-def config_of(model: "Transformer", base: str) -> dict[str, Any]:
+def adapter_config(model: "Transformer", base: str) -> dict[str, Any]:
     """adapter_config.json, as PEFT reads it."""
     assert model.adapters is not None
     settings = model.adapters.settings

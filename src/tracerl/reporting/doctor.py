@@ -15,9 +15,10 @@ import torch
 
 from tracerl.config import Compute, Lora, Params, RlRound, Sampler, Training
 from tracerl.models.attention import flash_installed
-from tracerl.models.checkpoint import architecture_of, dtype_of, read_config
+from tracerl.models.checkpoint import dtype_of
 from tracerl.models.families import FAMILIES
 from tracerl.models.lora import Adapters, add_adapters
+from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer
 
