@@ -111,6 +111,8 @@ def _asserts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[
                     return verdicts
                 if "test" in message:
                     verdicts.append(message["verdict"].partition(":")[0])
+                    if tests.reward == "all" and verdicts[-1] != "passed":
+                        return verdicts
                     continue
                 try:
                     solution.send(message, pool.limits.wall_seconds)
@@ -137,6 +139,8 @@ def _calls(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[An
                 verdicts.append("error")
             else:
                 verdicts.append("passed" if same_value(test["expected"], reply["value"], tests.tolerance) else "failed")
+            if tests.reward == "all" and verdicts[-1] != "passed":
+                return verdicts
     return verdicts
 
 
