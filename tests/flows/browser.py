@@ -40,9 +40,17 @@ class Page:
         return str(self.run("document.body ? document.body.innerText : ''"))
 
     def click(self, label: str) -> None:
-        """Clicks the tab or button with exactly this label."""
-        found = f"[...document.querySelectorAll('[role=tab], button, a')].find(one => one.innerText.trim() === {json.dumps(label)})"
-        wait_for(lambda: self.run(f"(() => {{ const one = {found}; if (one) one.click(); return !!one }})()"), f"a button {label}", 60)
+        """Presses the mouse on the element, tab or button or whatever it is made of, that shows exactly this label."""
+        script = f"""(() => {{
+            const one = [...document.querySelectorAll('body *')].filter(one => one.innerText?.trim() === {json.dumps(label)}).at(-1);
+            if (!one) return null;
+            one.scrollIntoView({{block: 'center'}});
+            const box = one.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()"""
+        x, y = wait_for(lambda: self.run(script), f"something labelled {label}", 60)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" else "left", clickCount=1)
 
     def run(self, script: str) -> Any:
         """The value of a script, awaited if it is a promise."""
