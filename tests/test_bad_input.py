@@ -17,8 +17,6 @@ import pytest
 
 from tests.tiny_run import ROOT, digests, environment, fails, run_stage, tiny_params, write_params
 
-pytestmark = pytest.mark.xdist_group("bad input")
-
 # How to get a small disk: a mount namespace, of root or of a user namespace.
 NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
 

@@ -16,7 +16,7 @@ import yaml
 
 from tests.tiny_run import ROOT, digests, tiny_params, write_params
 
-pytestmark = [pytest.mark.xdist_group("pipeline"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 STAGES = ["tasks", "base", "traces", "sft@short", "rl@short", "sft@long", "rl@long", "rl@enlarge", "rl@wide",
           "evaluate@rl-short", "evaluate@wide-k8", "validate@tasks", "validate@traces", "validate@rollouts", "validate@evals",

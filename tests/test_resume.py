@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from tests.tiny_run import digests, fails, run_stage, start_stage, tiny_params, write_params
 
-pytestmark = [pytest.mark.xdist_group("resume"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NUM_KILLS = 5
 STAGES = {"traces": ("traces",), "sft": ("sft", "short"), "rl": ("rl", "short"), "evaluate": ("evaluate", "sft-short")}

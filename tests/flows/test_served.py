@@ -23,7 +23,7 @@ from tests.flows.browser import BINARY, Page, browser
 from tests.flows.project import NUM_WIDE, command, commit, git, make_project, slow_processes, slow_value
 from tests.flows.served import Served, serving, wait_for
 
-pytestmark = [pytest.mark.xdist_group("served"), pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 STAGES = {"start", "slow", "fragile", "after", "report", *(f"wide@{i}" for i in range(NUM_WIDE))}
 WIDE = [f"wide@{i}" for i in range(NUM_WIDE)]

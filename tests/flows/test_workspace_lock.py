@@ -31,7 +31,7 @@ def test_the_plan_is_the_graph_of_dvc(project: Path) -> None:
     wide = [f"wide@{i}" for i in range(NUM_WIDE)]
     assert set(plan) == {"start", "slow", "fragile", "after", "report", *wide}
     assert plan["report"].needs == tuple(sorted(wide))
-    assert plan["report"].pages == ("reports/report.html",)
+    assert plan["report"].pages == ("reports/report.html", "reports/traces.html")
     assert plan["slow"].metrics == ("reports/metrics/slow.json",)
     assert plan["slow"].tags == ("gpu",)
     assert (plan["start"].description, plan["slow"].description) == ("The first stage", "python slow.py")
@@ -50,7 +50,7 @@ def test_the_real_pipeline_ends_in_the_report() -> None:
     plan = read_plan(ROOT)
     assert list(plan)[-1] == "report"
     assert "rl@long" in plan["evaluate@rl-long"].needs
-    assert plan["report"].pages == ("reports/report.html",)
+    assert plan["report"].pages == ("reports/report.html", "reports/traces.html")
 
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
