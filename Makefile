@@ -46,7 +46,7 @@ serve: setup  ## Prefect's server, worker and schedules with the report's pages,
 	@exec python -m flows.serve --port $(PORT)
 
 test: lint  ## lint, then the whole test suite
-	OMP_NUM_THREADS=1 python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+	OMP_NUM_THREADS=1 python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## style, format and types
 	ruff check .
