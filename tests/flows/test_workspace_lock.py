@@ -31,7 +31,7 @@ def test_the_plan_is_the_graph_of_dvc(project: Path) -> None:
     wide = [f"wide@{i}" for i in range(NUM_WIDE)]
     assert set(plan) == {"start", "slow", "fragile", "after", "report", *wide}
     assert plan["report"].needs == tuple(sorted(wide))
-    assert plan["report"].pages == ("reports/report.html", "reports/traces.html")
+    assert plan["report"].pages == ("reports/report.html",)
     assert plan["slow"].metrics == ("reports/metrics/slow.json",)
     assert plan["slow"].tags == ("gpu",)
     assert (plan["start"].description, plan["slow"].description) == ("The first stage", "python slow.py")
