@@ -51,7 +51,7 @@ test: lint  ## lint, then the whole test suite
 lint: setup  ## style, format and types
 	ruff check .
 	ruff format --check .
-	mypy $(wildcard src stages flows tests)
+	mypy $(wildcard src stages flows tests benchmarks profiles)
 
 lock:  ## resolve pyproject.toml afresh and rewrite requirements.lock
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && set -e && \

@@ -13,6 +13,7 @@ import time
 import torch
 
 from tracerl.config import Sampler
+from tracerl.evaluation.generate import changed_settings, default_settings
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
@@ -48,31 +49,17 @@ def model_of(family: str, options: argparse.Namespace) -> Transformer:
 
 
 def settings_of(options: argparse.Namespace, changes: dict[str, object]) -> Sampler:
-    settings: dict[str, object] = {
+    given: dict[str, object] = {
         "block_size": options.block_size,
         "steps_per_block": options.steps_per_block,
-        "schedule": "even",
         "remasking": "static",
-        "threshold": 0.9,
-        "entropy_bound": None,
-        "order_temperature": None,
-        "order_score": None,
-        "confidence": "raw",
-        "confidence_of": "drawn",
         "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "guidance": 0.0,
-        "opening": "",
         "max_prompt_tokens": options.prompt,
         "max_new_tokens": options.new_tokens,
         "cache": "none",
-        "horizon": None,
-        "refresh_every": None,
-        "refresh_sees": None,
         "max_rows": options.rows,
     }
-    return Sampler.model_validate(settings | changes)
+    return changed_settings(default_settings("full"), given | changes)
 
 
 def measured(model: Transformer, requests: list[Request], settings: Sampler) -> tuple[float, int, int]:

@@ -25,7 +25,7 @@ _SECONDS = 120
 
 
 class Page:
-    """One tab. errors: console errors and uncaught exceptions. requests: addresses asked for over a network."""
+    """One tab. errors: errors and warnings of the console, and uncaught exceptions. requests: addresses asked for over a network."""
 
     def __init__(self, socket: Connection) -> None:
         self._socket, self._number, self._session = socket, 0, ""
@@ -62,6 +62,47 @@ class Page:
         while not self.run(script):
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.05)
+
+    def wait_for_words(self, *words: str) -> str:
+        """The page's text, once all the words are on it."""
+        end = time.monotonic() + _SECONDS
+        while missing := [word for word in words if word not in self.text()]:
+            assert time.monotonic() < end, f"{missing} not on the page:\n{self.text()}"
+            time.sleep(0.05)
+        return self.text()
+
+    def text(self) -> str:
+        return str(self.run("document.body ? document.body.innerText : ''"))
+
+    def click(self, label: str) -> None:
+        """Presses the mouse on the element, tab or button or whatever it is made of, that shows exactly this label."""
+        found = f"[...document.querySelectorAll('body *')].filter(one => one.innerText?.trim() === {json.dumps(label)}).at(-1)"
+        self.wait_for(f"{found} !== undefined")
+        script = f"""(() => {{
+            const one = {found};
+            one.scrollIntoView({{block: 'center'}});
+            const box = one.getBoundingClientRect();
+            return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()"""
+        x, y = self.run(script)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self._send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" else "left", clickCount=1)
+
+    def painted(self, red: int, green: int, blue: int) -> int:
+        """How many pixels of the page as it is seen are of about this colour: what a canvas shows is no text that could be read."""
+        picture = f"data:image/png;base64,{self._send('Page.captureScreenshot', format='png')['data']}"
+        return int(
+            self.run(f"""(async () => {{
+            const image = await createImageBitmap(await (await fetch("{picture}")).blob());
+            const context = new OffscreenCanvas(image.width, image.height).getContext("2d");
+            context.drawImage(image, 0, 0);
+            const pixels = context.getImageData(0, 0, image.width, image.height).data;
+            let count = 0;
+            for (let i = 0; i < pixels.length; i += 4)
+                count += Math.abs(pixels[i] - {red}) + Math.abs(pixels[i + 1] - {green}) + Math.abs(pixels[i + 2] - {blue}) < 40;
+            return count;
+        }})()""")
+        )
 
     def seconds_of(self, script: str) -> float:
         """Processor time that the page's main thread spends on a script and on drawing what it changed, whatever else the machine does."""
@@ -115,9 +156,9 @@ class Page:
         elif method == "Runtime.exceptionThrown":
             self.errors.append(str(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
-            self.errors.append(str(params["args"]))
+            self.errors.append(f"{params['type']}: {params['args']}")
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
-            self.errors.append(params["entry"]["text"])
+            self.errors.append(f"{params['entry']['level']}: {params['entry']['text']} {params['entry'].get('url', '')}")
         return message
 
 

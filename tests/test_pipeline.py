@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.repository import commit, git
 from tests.tiny_run import ROOT, digests, tiny_params, write_params
 
 pytestmark = pytest.mark.timeout(600)
@@ -58,21 +59,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     order = stages_run(dvc(folder, "repro"))
     assert sorted(order) == sorted(STAGES)
     (folder / "order").write_text("\n".join(order))
-    commit(folder, "first")
+    commit_and_tag(folder, "first")
     return folder
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def commit(folder: Path, tag: str) -> None:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", tag)
-    git(folder, "tag", tag)
+def commit_and_tag(folder: Path, name: str) -> None:
+    commit(folder, name)
+    git(folder, "tag", name)
 
 
 def results(folder: Path) -> dict[str, str]:
@@ -145,7 +138,7 @@ def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> No
 
 def test_an_older_commit_brings_back_its_data_and_its_report(project: Path) -> None:
     """The project now stands where a changed number has rerun half of the chain."""
-    commit(project, "second")
+    commit_and_tag(project, "second")
     second = results(project)
     git(project, "checkout", "--quiet", "first")
     dvc(project, "checkout")

@@ -12,20 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.published import published
 from tracerl import puzzles
 from tracerl.config import TaskSet
 from tracerl.rewards.verify import verify
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
-
-PUBLISHED = Path(__file__).parents[2] / "shared" / "benchmarks"
-
-
-def published(name):
-    path = PUBLISHED / name
-    if not path.is_file():
-        pytest.skip(f"needs the published file {name} beside the repository, in shared/benchmarks")
-    return path
 
 
 def generated(source, low, high, count=60):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.verifiers import broken
+from tests.published import PUBLISHED, published
 from tracerl.config import TaskSet, Verification
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import BENCHMARKS, DoesNotFitError, read_benchmark, read_rows, unpacked_tests, unpickled_text
@@ -22,7 +23,6 @@ from tracerl.tasks import make_task_set
 from tracerl.types import Task
 
 SAMPLES = Path(__file__).parents[1] / "fixtures" / "benchmarks"
-PUBLISHED = Path(__file__).parents[3] / "shared" / "benchmarks"
 
 # name -> (tasks, reasons of the rows that do not fit)
 EXPECTED = {
@@ -136,9 +136,7 @@ def test_damaged_tests_do_not_fit(packed):
                                                      ("math500_full.jsonl", "math500", 500), ("mbpp.jsonl", "mbpp-all", 974), ("d1_sudoku4x4_test.csv", "sudoku", 500),
                                                      ("d1_countdown_cd3_test.jsonl", "countdown", 256)])  # fmt: skip
 def test_published_files_give_their_tasks(file, name, count):
-    if not (PUBLISHED / file).is_file():
-        pytest.skip(f"needs the published file {file} beside the repository, in shared/benchmarks")
-    tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(PUBLISHED / file))
+    tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(published(file)))
     assert len(tasks) == count == BENCHMARKS[name].rows
     assert len(refused) == (474 if name == "mbpp" else 0)
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.repository import commit, git
 from tests.tiny_run import ROOT, tiny_params
 
 NUM_WIDE = 12
@@ -45,7 +46,7 @@ import os, signal, time
 from pathlib import Path
 import torch
 from stages import context
-from tracerl.store.workspace import write_json
+from tracerl.disk import write_json
 
 def main():
     params = context.load()
@@ -120,17 +121,6 @@ def make_project(folder: Path) -> None:
     for name, value in {"user.name": "test", "user.email": "test@localhost", "commit.gpgsign": "false"}.items():
         git(folder, "config", name, value)
     commit(folder, "first")
-
-
-def git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def commit(folder: Path, message: str) -> None:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", message)
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -1,20 +1,19 @@
 """Laws of mathematical answers: one extractor with a stated order, exact verdicts, and hostile text that costs a bounded time."""
 
 import itertools
-import json
 import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
+from tests.published import published
 from tests.rewards.pairs import ADVERSARIAL, ORDINARY
+from tracerl.evaluation.benchmarks import read_rows
 from tracerl.rewards.math import decide_quickly, extract_answer, number
 from tracerl.rewards.workers import MathWorkers
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "benchmarks"
 CPU_SECONDS = 2.0
 
 
@@ -29,13 +28,6 @@ def decide(workers, pairs, threads=2):
     """Verdicts on (gold, given) pairs, decided by several threads at once, in the order of the pairs."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda pair: workers.equivalent(*pair), pairs))
-
-
-def published(name):
-    path = PUBLISHED / name
-    if not path.is_file():
-        pytest.skip(f"needs the published file {name} beside the repository, in shared/benchmarks")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 EXTRACTED = [
@@ -123,7 +115,7 @@ def test_a_killed_worker_is_replaced_and_loses_nothing():
 
 
 def test_math500_answers_equal_themselves_and_no_differing_neighbour(workers):
-    rows = published("math500_full.jsonl")
+    rows = list(read_rows(published("math500_full.jsonl")))
     golds = [row["answer"] for row in rows]
     assert [extract_answer(row["solution"]) for row in rows] == golds
     assert {decide_quickly(gold, gold) for gold in golds} == {"equal"}
@@ -136,7 +128,7 @@ def test_math500_answers_equal_themselves_and_no_differing_neighbour(workers):
 
 
 def test_gsm8k_answers_are_extracted_as_numbers():
-    rows = published("gsm8k_test.jsonl")
+    rows = list(read_rows(published("gsm8k_test.jsonl")))
     found = [extract_answer(row["answer"]) for row in rows]
     assert len(found) == 1319
     assert all(number(str(answer).replace(",", "")) is not None for answer in found)
