@@ -10,12 +10,12 @@ from torch import nn
 from stages import context
 from stages.sft import train_and_publish
 from tracerl.config import Params
+from tracerl.disk import write_json
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
 from tracerl.models.checkpoint import load_checkpoint, placed, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
-from tracerl.store.workspace import write_json
 
 
 def main() -> None:

@@ -21,8 +21,9 @@ import torch
 from tqdm import tqdm
 
 from tracerl.config import Params, load_params
+from tracerl.disk import file_sha256, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
-from tracerl.store.workspace import Workspace, write_text
+from tracerl.store.workspace import Workspace
 from tracerl.types import Task
 
 Section = TypeVar("Section")
@@ -178,6 +179,5 @@ def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]
         pattern = "*.py" if folder.parent == CODE else "*"
         for file in [folder] if folder.is_file() else sorted(folder.rglob(pattern)):
             if file.is_file():
-                with file.open("rb") as stream:
-                    digest.update(f"{file.relative_to(folder.parent)} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+                digest.update(f"{file.relative_to(folder.parent)} {file_sha256(file)}".encode())
     return digest.hexdigest()[:12]

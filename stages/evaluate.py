@@ -8,6 +8,7 @@ from itertools import product
 import pyarrow as pa
 
 from stages import context
+from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.baselines import load_policy
@@ -15,7 +16,6 @@ from tracerl.models.checkpoint import policy_hash
 from tracerl.rewards.verify import configure, provenance
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import file_sha256, write_json
 
 
 def main(name: str) -> None:

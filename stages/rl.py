@@ -4,6 +4,7 @@ Example: python -m stages.rl short
 """
 
 from stages import context
+from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
@@ -12,7 +13,6 @@ from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.rewards.verify import configure
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import write_json
 from tracerl.training.rl import ROLLOUTS, train_rl
 
 

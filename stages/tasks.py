@@ -4,9 +4,9 @@ Example: python -m stages.tasks
 """
 
 from stages import context
+from tracerl.disk import write_json
 from tracerl.store.files import write_tasks
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import write_json
 from tracerl.tasks import make_task_sets
 
 

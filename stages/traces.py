@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from stages import context
 from tracerl.config import Traces
+from tracerl.disk import write_json
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.rewards.verify import configure
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import write_json
 from tracerl.training.traces import preferred_solutions
 
 

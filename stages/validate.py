@@ -6,7 +6,6 @@ fails is named with counts and first rows, and stops the pipeline. Drift against
 Example: python -m stages.validate rollouts
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -15,13 +14,13 @@ from typing import Any
 
 from stages import context
 from tracerl.config import load_params
+from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError
 from tracerl.reporting.validation_page import render_validation
 from tracerl.store.check import folders, vocabulary_size
 from tracerl.store.expectations import gather, judge
 from tracerl.store.parquet import MANIFEST
 from tracerl.store.schema import DATASETS
-from tracerl.store.workspace import write_json, write_text
 
 
 def main(dataset: str) -> None:
@@ -57,8 +56,7 @@ def _checksums(dataset: str) -> str:
     """SHA-256 of each folder's manifest, which holds those of its files."""
     lines = []
     for folder in folders(context.DATA, dataset):
-        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        lines.append(f"{digest}  {folder.relative_to(context.ROOT)}\n")
+        lines.append(f"{file_sha256(folder / MANIFEST)}  {folder.relative_to(context.ROOT)}\n")
     return "".join(lines)
 
 

@@ -20,11 +20,12 @@ from tests.reporting.synthetic_run import (
     validation_result,
 )
 from tracerl.cli import main
+from tracerl.disk import write_json
 from tracerl.reporting.summary import COLUMNS, HEADINGS, markdown_table, read_summary
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 from tracerl.store.schema import DATASETS
-from tracerl.store.workspace import Workspace, write_json
+from tracerl.store.workspace import Workspace
 
 ROOT = Path(__file__).parents[1]
 QUERY = """

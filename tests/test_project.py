@@ -19,7 +19,7 @@ SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 # reinforcement learning watches its held-out accuracy.
 LAYERS = [
     {"errors", "seeds"},
-    {"config"},
+    {"config", "disk"},
     {"models"},
     {"types", "puzzles"},
     {"objectives", "rewards", "store", "tasks"},

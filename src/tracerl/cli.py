@@ -68,11 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {error}")
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps subcommands even when there is only one."""
-
-
 @app.command()
 def sql(
     query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="One SELECT statement of DuckDB; none starts a shell.")] = None,
@@ -181,8 +176,8 @@ def accept(root: Root = Path(".")) -> None:
     Examples:
       tracerl data accept && git add reports/baseline.json
     """
+    from tracerl.disk import write_json
     from tracerl.store.expectations import accepted
-    from tracerl.store.workspace import write_json
 
     write_json(root / "reports" / "baseline.json", accepted(root / "reports" / "validation"))
     print(f"Accepted: {root / 'reports' / 'baseline.json'}")
@@ -203,8 +198,8 @@ def watch(
     """
     import time
 
+    from tracerl.disk import write_text
     from tracerl.reporting.live import render_live
-    from tracerl.store.workspace import write_text
 
     page = root / "data" / "scratch" / "watch.html"
     print(f"Open {page} in a browser; Ctrl-C ends.")
@@ -232,13 +227,13 @@ def trace(
 
     \b
     Examples:
-      tracerl trace "stage = 'rl@short' and iteration = 50 and verdict = 'wrong'"
+      tracerl trace "stage = 'rl@short' and iteration = 40 and verdict = 'wrong'"
       tracerl trace "stage like 'evaluate@rl-short/dynamic'" --against "stage like 'evaluate@sft-short/dynamic'" --out compare.html
     """
+    from tracerl.disk import write_text
     from tracerl.models.tokenizer import load_tokenizer
     from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
     from tracerl.store.catalog import connect
-    from tracerl.store.workspace import write_text
 
     responses = chosen_responses(connect(root), condition, against, limit)
     shown = condition if against is None else f"before: {against}; after: {condition}"
@@ -420,39 +415,6 @@ def chat(
     converse(loaded, tokenizer, settings, seed, console, read)
 
 
-def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
-    """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
-    from tracerl.config import Compute
-    from tracerl.models.checkpoint import load_checkpoint
-
-    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto"))
-
-
-def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":
-    """The sampler's settings: of a params file or the defaults, with the changes of the command line."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    from tracerl.config import load_params
-    from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
-
-    settings = sampler_of(load_params(params), place, str(params)) if params else default_settings(model.family.attention)
-    pairs = {}
-    for change in changes or []:
-        key, equals, text = change.partition("=")
-        try:
-            pairs[key] = YAML(typ="safe", pure=True).load(text)
-        except YAMLError as error:
-            raise DataError("a setting cannot be read", where=f"--set {change}", got=error) from error
-        if not equals:
-            raise DataError("a setting has no value", where=f"--set {change}", wanted="KEY=VALUE, such as --set temperature=1.0")
-    return changed_settings(settings, pairs)
-
-
-def _settings_line(settings: "Sampler") -> str:
-    return ", ".join(f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, ""))
-
-
 @app.command()
 def compare(
     first: Annotated[str, typer.Argument(metavar="A", help="An evaluation: its name below evaluate in params.yaml.")],
@@ -510,6 +472,39 @@ def list_sets() -> None:
     for item in BENCHMARKS.values():
         table.add_row(item.name, item.split, str(item.rows or ""), item.licence, item.source)
     _console().print(table)
+
+
+def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
+    """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
+    from tracerl.config import Compute
+    from tracerl.models.checkpoint import load_checkpoint
+
+    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto"))
+
+
+def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":
+    """The sampler's settings: of a params file or the defaults, with the changes of the command line."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    from tracerl.config import load_params
+    from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
+
+    settings = sampler_of(load_params(params), place, str(params)) if params else default_settings(model.family.attention)
+    pairs = {}
+    for change in changes or []:
+        key, equals, text = change.partition("=")
+        try:
+            pairs[key] = YAML(typ="safe", pure=True).load(text)
+        except YAMLError as error:
+            raise DataError("a setting cannot be read", where=f"--set {change}", got=error) from error
+        if not equals:
+            raise DataError("a setting has no value", where=f"--set {change}", wanted="KEY=VALUE, such as --set temperature=1.0")
+    return changed_settings(settings, pairs)
+
+
+def _settings_line(settings: "Sampler") -> str:
+    return ", ".join(f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, ""))
 
 
 def _format_of(out: Path | None) -> Format:

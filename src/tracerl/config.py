@@ -58,6 +58,13 @@ class TaskSet(Section):
         return self
 
 
+def check_range(name: str, value: tuple[float, float], empty: bool) -> None:
+    """Raises ValueError unless `value` is a range inside [0, 1]. empty: whether its two ends may be one."""
+    low, high = value
+    if not 0.0 <= low <= high <= 1.0 or (low == high and not empty):
+        raise ValueError(f"{name} must be a range inside [0, 1], got {value}")
+
+
 class Tasks(Section):
     """held_out: the share of all possible problems, by a hash of the problem, that belong to the test split."""
 
@@ -213,9 +220,7 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _noise_is_a_range(self) -> Self:
-        low, high = self.noise
-        if not 0.0 <= low < high <= 1.0:
-            raise ValueError(f"noise must be a range inside [0, 1], got {self.noise}")
+        check_range("noise", self.noise, empty=False)
         return self
 
 
@@ -429,8 +434,7 @@ class RlRound(Section):
             raise ValueError("RL needs sampler.temperature above 0")
         if self.max_sampled_groups < self.groups or self.min_groups > self.groups:
             raise ValueError("needs min_groups <= groups <= max_sampled_groups")
-        if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
-            raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
+        check_range("pass_rate", self.pass_rate, empty=True)
         return self
 
     @model_validator(mode="after")
@@ -448,8 +452,8 @@ class RlRound(Section):
             raise ValueError(f"a value model belongs to advantages 'gae', which need it (got {self.advantages!r})")
         if self.value is not None and self.method in ("wd1", "spg", "gdpo", "espo"):
             raise ValueError(f"method {self.method!r} has one likelihood per response: advantages 'gae' are per token")
-        if self.noise is not None and not 0.0 <= self.noise[0] < self.noise[1] <= 1.0:
-            raise ValueError(f"noise must be a range inside [0, 1], got {self.noise}")
+        if self.noise is not None:
+            check_range("noise", self.noise, empty=False)
         if (self.kl_to == "synced") != (self.sync_every is not None):
             raise ValueError(f"sync_every belongs to kl_to 'synced', which needs it (got {self.kl_to!r} and {self.sync_every})")
         return self
@@ -525,8 +529,7 @@ class Validation(Section):
 
     @model_validator(mode="after")
     def _pass_rate_is_a_range(self) -> Self:
-        if not 0.0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1.0:
-            raise ValueError(f"pass_rate must be a range inside [0, 1], got {self.pass_rate}")
+        check_range("pass_rate", self.pass_rate, empty=True)
         return self
 
 
@@ -551,6 +554,11 @@ class Params(Section):
     validation: Validation
     report: Report
 
+    @property
+    def parents(self) -> dict[str, str]:
+        """The checkpoint that each round starts from, by stage, in the order of the params."""
+        return {f"sft@{name}": one.init for name, one in self.sft.items()} | {f"rl@{name}": one.init for name, one in self.rl.items()}
+
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         checkpoints = {"base", *(f"sft@{name}" for name in self.sft), *(f"rl@{name}" for name in self.rl)}
@@ -573,12 +581,9 @@ class Params(Section):
         for name, item in self.sft.items():
             if item.data == "traces" and not traced.issuperset(item.tasks):
                 raise ValueError(f"sft.{name}: no traces are collected of {sorted(set(item.tasks) - traced)}; add them to traces")
-        parents = {f"sft@{name}": item.init for name, item in self.sft.items()} | {
-            f"rl@{name}": item.init for name, item in self.rl.items()
-        }
-        for name in parents:
+        for name in self.parents:
             line = [name]
-            while (parent := parents.get(line[-1])) is not None:
+            while (parent := self.parents.get(line[-1])) is not None:
                 if parent in line:
                     circle = " <- ".join([*line, parent])
                     raise ValueError(f"{parent.replace('@', '.')}: its parents go round in a circle ({circle})")

@@ -11,7 +11,6 @@ Generators (difficulty = length of the chain of thought):
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from tracerl import puzzles
 from tracerl.config import Tasks, TaskSet
+from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.seeds import generator_for
 from tracerl.types import Task
@@ -208,20 +208,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError("a task file cannot be read", where=str(path), got="no such file" if not path.is_file() else path.suffix,
                         wanted="an existing .jsonl or .parquet file")  # fmt: skip
     if path.suffix == ".parquet":
-        try:
-            yield from pq.read_table(path).to_pylist()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError("a Parquet task file is damaged", where=str(path), got=error, do="write or copy it again") from error
-        return
+        return parquet_rows(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        return json_rows(numbered_lines(path.read_text(encoding="utf-8")), str(path))
     except UnicodeDecodeError as error:
         raise DataError("a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8") from error
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError("a line is not JSON", where=f"{path}, line {number}", got=line[:80]) from error
-        if not isinstance(row, dict):
-            raise DataError("a line is not a JSON object", where=f"{path}, line {number}", got=line[:80])
-        yield row

@@ -8,12 +8,12 @@ import yaml
 
 from stages.context import write_curve
 from tracerl.config import Params, load_params
+from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.reporting.validation_page import render_validation
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
-from tracerl.store.workspace import write_json, write_text
 from tracerl.types import Rollout, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]

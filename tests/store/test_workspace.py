@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tracerl.store.workspace import Workspace, write_json, write_text
+from tracerl.disk import write_json, write_text
+from tracerl.store.workspace import Workspace
 
 
 class Killed(BaseException):

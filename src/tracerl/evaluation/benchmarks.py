@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from tracerl.disk import json_object, json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError
 from tracerl.rewards.guest import encode
 from tracerl.rewards.math import extract_answer
@@ -104,14 +102,13 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file() or kind not in ("jsonl", "json", "csv", "parquet"):
         raise DataError("a data file cannot be read", where=str(path), got="no such file" if not path.is_file() else path.suffix,
                         wanted="an existing .jsonl, .json, .csv or .parquet file or a directory of them")  # fmt: skip
+    if kind == "parquet":
+        yield from parquet_rows(path)
+        return
     try:
-        if kind == "parquet":
-            for batch in pq.ParquetFile(path).iter_batches(1000):
-                yield from batch.to_pylist()
-            return
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError("a data file is damaged", where=str(path), got=error, do="download it again") from error
     yield from _text_rows(path, kind, text)
 
@@ -119,18 +116,15 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
     if kind == "csv":
         yield from csv.DictReader(io.StringIO(text))
-        return
-    lines = [(0, text)] if kind == "json" else [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    for number, line in lines:
+    elif kind == "jsonl":
+        yield from json_rows(((number, line) for number, line in numbered_lines(text) if line.strip()), str(path))
+    else:
         try:
-            value = json.loads(line)
+            value = json.loads(text)
         except ValueError as error:
-            raise DataError("a line is not JSON", where=f"{path}, line {number}", got=line[:80]) from error
-        rows = value if kind == "json" and isinstance(value, list) else [value]
-        for row in rows:
-            if not isinstance(row, dict):
-                raise DataError("a row is not a JSON object", where=f"{path}, line {number}", got=str(row)[:80])
-            yield row
+            raise DataError("a file cannot be read as JSON", where=str(path), got=error) from error
+        for number, row in enumerate(value if isinstance(value, list) else [value], start=1):
+            yield json_object(row, f"{path}, row {number}")
 
 
 def unpickled_text(data: bytes) -> str:

@@ -7,7 +7,7 @@ Finished parts lie in `<out>.parts/` until the last is there; the same command r
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from tracerl.config import Params, Sampler
+from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.responses import opened_prompt, recorded_settings
 from tracerl.models.families import Attention
@@ -144,26 +145,16 @@ def read_prompts(path: Path, tokenizer: Tokenizer, settings: Sampler, template: 
     return prompts
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix not in (".txt", ".jsonl", ".parquet"):
+        raise DataError("no prompt file", where=str(path), got=path.suffix or "no suffix", wanted=".txt, .jsonl or .parquet")
+    if path.suffix == ".parquet":
+        return parquet_rows(path)
     try:
-        if path.suffix == ".parquet":
-            table = pq.read_table(path)
-            names = [name for name in ("prompt", "prompt_ids") if name in table.schema.names]
-            rows: list[dict[str, Any]] = table.select(names).to_pylist()
-            return rows
-        lines = path.read_text(encoding="utf-8").splitlines()
-        if path.suffix == ".txt":
-            return [{"prompt": line} for line in lines]
-        if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in lines]
-            if not all(isinstance(row, dict) for row in rows):
-                raise DataError(
-                    "a line is not an object", where=str(path), wanted='{"prompt": "..."} or {"prompt_ids": [...]} on each line'
-                )
-            return rows
-    except (OSError, ValueError, pa.ArrowException) as error:
+        lines = numbered_lines(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError("the prompts cannot be read", where=str(path), got=error) from error
-    raise DataError("no prompt file", where=str(path), got=path.suffix or "no suffix", wanted=".txt, .jsonl or .parquet")
+    return ({"prompt": line} for _, line in lines) if path.suffix == ".txt" else json_rows(lines, str(path))
 
 
 def generate(

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tracerl.disk import file_sha256, write_json
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import BENCHMARKS, Benchmark, read_benchmark, read_rows
 from tracerl.store.files import read_tasks, write_tasks
-from tracerl.store.workspace import file_sha256, write_json
 from tracerl.types import Task
 
 _RUN = 13

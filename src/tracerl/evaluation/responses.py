@@ -96,7 +96,12 @@ def respond(
 
 def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:
     """Ids of a prompt and of the opening that every response is made to begin with: context for the model, not a decision of it."""
-    return [*tokenizer.prompt_ids(prompt), *(tokenizer.encode(settings.opening) if settings.opening else [])]
+    return [*tokenizer.prompt_ids(prompt), *opening_ids(tokenizer, settings)]
+
+
+def opening_ids(tokenizer: Tokenizer, settings: Sampler) -> list[int]:
+    """Ids of the opening, none if there is none."""
+    return tokenizer.encode(settings.opening) if settings.opening else []
 
 
 def fitting_tasks(
@@ -122,6 +127,6 @@ def recorded_settings(settings: Sampler, model: "Transformer | PreTrainedModel")
     kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
     return {
         **kept,
-        "cache_mode": cache_mode(model, settings) if isinstance(model, Transformer) else "exact",
+        "cache_mode": cache_mode(model.family.attention, settings) if isinstance(model, Transformer) else "exact",
         "cache_horizon": settings.horizon,
     }

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tracerl.errors import ParamsError
-from tracerl.models.masks import CLEAN, DOCUMENT, PAD, visible
+from tracerl.models.masks import CLEAN, PAD, sees, visible
 
 Backend = Literal["auto", "sdpa", "flex", "flash"]
 _LONG = 256  # tokens of a layout from which skipping blocks of 128 pays
@@ -63,16 +63,12 @@ class Visibility:
     def blocked(self) -> BlockMask:
         """The same for FlexAttention, in blocks of 128."""
 
-        def sees(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            query_stream, key_stream = self.streams[b, q], self.key_streams[b, k]
-            query_block, key_block = self.blocks[b, q], self.key_blocks[b, k]
-            earlier = (key_stream % DOCUMENT == CLEAN) & (key_stream // DOCUMENT == query_stream // DOCUMENT) & (key_block < query_block)
-            own = (key_stream == query_stream) & (key_block == query_block)
-            seen = (earlier | own) & (key_stream != PAD) & (query_stream != PAD)
-            return seen | (q == k) if self.themselves else seen
+        def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            rule = sees(self.blocks[b, q], self.streams[b, q], self.key_blocks[b, k], self.key_streams[b, k])
+            return rule | (q == k) if self.themselves else rule
 
         rows, queries = self.blocks.shape
-        return create_block_mask(sees, rows, None, queries, self.key_blocks.shape[1], device=self.blocks.device)
+        return create_block_mask(seen, rows, None, queries, self.key_blocks.shape[1], device=self.blocks.device)
 
 
 @dataclass(frozen=True)

@@ -117,17 +117,17 @@ def fit_adapters(model: "Transformer", settings: Lora | None, base: Path, base_h
 def add_adapters(model: "Transformer", adapters: Adapters) -> None:
     """Freezes the model and adapts the layers that the settings name. The adapters' values are left to the caller."""
     model.requires_grad_(False)
-    for parent, name, layer in list(_linear_layers(model)):
-        if name in adapters.settings.targets:
-            setattr(parent, name, LoraLinear(layer, adapters))
+    for path, layer in list(_linear_layers(model)):
+        if path.rpartition(".")[2] in adapters.settings.targets:
+            model.set_submodule(path, LoraLinear(layer, adapters))
     model.adapters = adapters
 
 
 def merge_adapters(model: "Transformer") -> None:
     """Adds the adapters to the weights and makes the model whole and trainable again; nothing happens without adapters."""
-    for parent, name, layer in list(_linear_layers(model)):
+    for path, layer in list(_linear_layers(model)):
         if isinstance(layer, LoraLinear):
-            setattr(parent, name, layer.merged())
+            model.set_submodule(path, layer.merged())
     model.requires_grad_(True)
     model.adapters = None
 
@@ -188,7 +188,7 @@ def settings_of(config: Mapping[str, Any], names: list[str], model: "Transformer
     if unsupported:
         raise CheckpointError("the adapter is of a kind that is not read", where=where, got=unsupported,
                               wanted={key: _PLAIN.get(key, True) for key in unsupported})  # fmt: skip
-    by_name = {f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path for path, _ in _paths(model)}
+    by_name = {f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path for path, _ in _linear_layers(model)}
     targets = set()
     for name in names:
         path = by_name.get(name.replace(".lora_A.", ".").replace(".lora_B.", "."))
@@ -209,7 +209,7 @@ def _kind(settings: Lora) -> tuple[int, float, list[str]]:
 def _draw(model: "Transformer", generator: np.random.Generator) -> None:
     """Fresh adapters: A uniform in +-1/sqrt(fan-in), as PEFT draws it, B zero."""
     with torch.no_grad():
-        for _, _, layer in _linear_layers(model):
+        for _, layer in _linear_layers(model):
             if isinstance(layer, LoraLinear):
                 bound = layer.in_features**-0.5
                 drawn = generator.uniform(-bound, bound, tuple(layer.lora_A.weight.shape))
@@ -217,16 +217,8 @@ def _draw(model: "Transformer", generator: np.random.Generator) -> None:
                 layer.lora_B.weight.zero_()
 
 
-def _linear_layers(model: "Transformer") -> Iterator[tuple[nn.Module, str, nn.Linear]]:
-    """(parent, name, layer) of every linear layer inside the transformer's layers."""
-    for parent in model.model.layers.modules():
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear) and not name.startswith("lora_"):
-                yield parent, name, layer
-
-
-def _paths(model: "Transformer") -> Iterator[tuple[str, nn.Linear]]:
-    """(dotted path, layer) of the same layers."""
+def _linear_layers(model: "Transformer") -> Iterator[tuple[str, nn.Linear]]:
+    """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or not."""
     for path, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and path.startswith("model.layers.") and ".lora_" not in path:
             yield path, layer
@@ -240,8 +232,9 @@ def _published(name: str, model: "Transformer") -> str:
 
 def _published_targets(model: "Transformer") -> list[str]:
     """Published names of the adapted modules: the last part where no other module ends so (LLaDA's head does), else the whole path."""
-    adapted = {path for path, layer in _paths(model) if isinstance(layer, LoraLinear)}
-    paths = {path: published_name(f"{path}.weight", model.family).removesuffix(".weight") for path in (*dict(_paths(model)), "lm_head")}
+    layers = dict(_linear_layers(model))
+    adapted = {path for path, layer in layers.items() if isinstance(layer, LoraLinear)}
+    paths = {path: published_name(f"{path}.weight", model.family).removesuffix(".weight") for path in (*layers, "lm_head")}
     others = {published.split(".")[-1] for path, published in paths.items() if path not in adapted}
     whole = {published for path, published in paths.items() if path in adapted}
     return sorted({name if (last := name.split(".")[-1]) in others else last for name in whole})

@@ -36,14 +36,18 @@ def attention_blocks(positions: torch.Tensor, block_size: int, attention: Attent
 
 
 def visible(query_blocks: torch.Tensor, query_streams: torch.Tensor, key_blocks: torch.Tensor, key_streams: torch.Tensor) -> torch.Tensor:
-    """Which keys each query sees, bool [..., Q, K], from int64 [..., Q] and [..., K].
+    """Which keys each query `sees`, bool [..., Q, K], from int64 [..., Q] and [..., K]."""
+    return sees(query_blocks.unsqueeze(-1), query_streams.unsqueeze(-1), key_blocks.unsqueeze(-2), key_streams.unsqueeze(-2))
+
+
+def sees(query_block: torch.Tensor, query_stream: torch.Tensor, key_block: torch.Tensor, key_stream: torch.Tensor) -> torch.Tensor:
+    """The rule itself, element by element: whether a query sees a key, bool of the tensors' common shape.
 
     A clean key is seen from its own block on by clean queries and from the next block on by noisy ones; a noisy key is seen by its own
     block of its own view. Documents of one row see nothing of each other. Padding is seen by nobody (and sees one token, itself, only
     because a softmax over nothing is not a number).
     """
-    qb, qs = query_blocks.unsqueeze(-1), query_streams.unsqueeze(-1)
-    kb, ks = key_blocks.unsqueeze(-2), key_streams.unsqueeze(-2)
-    earlier = (ks % DOCUMENT == CLEAN) & (ks // DOCUMENT == qs // DOCUMENT) & (kb < qb)
-    own = (ks == qs) & (kb == qb)
-    return (earlier | own) & (ks != PAD) & (qs != PAD)
+    same_document = key_stream // DOCUMENT == query_stream // DOCUMENT
+    earlier = (key_stream % DOCUMENT == CLEAN) & same_document & (key_block < query_block)
+    own = (key_stream == query_stream) & (key_block == query_block)
+    return (earlier | own) & (key_stream != PAD) & (query_stream != PAD)

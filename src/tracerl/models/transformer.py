@@ -5,7 +5,7 @@ published Qwen-like checkpoints; `checkpoint.py` translates the others. The mode
 knows which positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,11 @@ class Layout:
     streams: torch.Tensor
     key_blocks: torch.Tensor | None = None
     key_streams: torch.Tensor | None = None
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if getattr(self, f.name) is not None}
+        return Layout(**moved)
 
     def visibility(self) -> Visibility:
         """Who sees whom."""

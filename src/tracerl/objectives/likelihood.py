@@ -5,15 +5,14 @@ One forward pass, the LM head only where something is predicted or, for the orde
 
 import torch
 
-from tracerl.models.transformer import Layout, Transformer
+from tracerl.models.transformer import Transformer
 from tracerl.types import Views
 
 
 def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their rivals if the order is scored; float32 or wider."""
     device = model.device
-    layout = Layout(views.layout.positions.to(device), views.layout.blocks.to(device), views.layout.streams.to(device))
-    hidden = model(views.input_ids.to(device), layout)
+    hidden = model(views.input_ids.to(device), views.layout.to(device))
     at = views if views.rivals is None else views.rivals
     logits = model.logits(hidden[at.row.to(device), at.column.to(device)])
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

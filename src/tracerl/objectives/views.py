@@ -152,8 +152,7 @@ def random_plan(
     """
     levels = _levels(grid_blocks(trajectory, block_size, family), noise, generator)
     masked = generator.random(len(levels)) < levels
-    weights = 1.0 / levels if weighting == "inverse_t" else np.ones_like(levels)
-    return Plan(_masked_states(masked, trajectory.num_tokens)[None], weights[None].astype(np.float32))
+    return Plan(_masked_states(masked, trajectory.num_tokens)[None], _weights(levels[None], weighting))
 
 
 def semi_ar_plan(
@@ -177,8 +176,7 @@ def semi_ar_plan(
     view = np.unique(blocks)[:, None]
     states = np.where(blocks < view, SHOWN, np.where(blocks == view, inside, HIDDEN)).astype(np.int8)
     states = states[(states == PREDICTED).any(1)]
-    weights = 1.0 / levels if weighting == "inverse_t" else np.ones_like(levels)
-    return Plan(states, np.broadcast_to(weights.astype(np.float32), states.shape))
+    return Plan(states, np.broadcast_to(_weights(levels, weighting), states.shape))
 
 
 def causal_plan(trajectory: Trajectory) -> Plan:
@@ -201,9 +199,8 @@ def coupled_plan(
     """
     levels = _levels(grid_blocks(trajectory, block_size, family), noise, generator)
     masked = generator.random(len(levels)) < levels
-    weights = np.stack([1.0 / levels, 1.0 / (1.0 - levels)]) if weighting == "inverse_t" else np.ones((2, len(levels)))
     states = np.stack([_masked_states(part, trajectory.num_tokens) for part in (masked, ~masked)])
-    return Plan(states, weights.astype(np.float32))
+    return Plan(states, _weights(np.stack([levels, 1.0 - levels]), weighting))
 
 
 def blockwise_plan(trajectory: Trajectory, family: Family, noise: tuple[float, float], generator: np.random.Generator) -> Plan:
@@ -234,6 +231,11 @@ def masked_response_plan(trajectory: Trajectory, prompt_rate: float, generator: 
 def _levels(blocks: npt.NDArray[np.int64], noise: tuple[float, float], generator: np.random.Generator) -> npt.NDArray[np.float64]:
     """A noise level per block, at each of its tokens."""
     return generator.uniform(*noise, size=int(blocks[-1] - blocks[0]) + 1)[blocks - blocks[0]]
+
+
+def _weights(levels: npt.NDArray[np.float64], weighting: str) -> npt.NDArray[np.float32]:
+    """Weight of a token masked at each noise level: 1/t for "inverse_t", 1 for "uniform"."""
+    return (1.0 / levels if weighting == "inverse_t" else np.ones_like(levels)).astype(np.float32)
 
 
 def _masked_states(masked: npt.NDArray[np.bool_], num_tokens: int) -> npt.NDArray[np.int8]:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tracerl.config import Sampler
+from tracerl.evaluation.responses import opening_ids
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.reporting.terminal import printable
@@ -69,7 +70,7 @@ def converse(
         if not line.strip():
             continue
         asked = [*messages, {"role": "user", "content": line}]
-        prompt = [*tokenizer.chat_ids(asked), *(tokenizer.encode(settings.opening) if settings.opening else [])]
+        prompt = [*tokenizer.chat_ids(asked), *opening_ids(tokenizer, settings)]
         if len(prompt) > settings.max_prompt_tokens:
             console.print(
                 f"The conversation is {len(prompt)} tokens long, the limit is {settings.max_prompt_tokens}: /reset it.", style="red"

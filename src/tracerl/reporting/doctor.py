@@ -21,6 +21,7 @@ from tracerl.models.lora import Adapters, add_adapters
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer
+from tracerl.sampling.sampler import cache_mode
 
 _PACKAGES = (
     "tracerl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "duckdb", "pyarrow", "dvc", "prefect", "great-expectations",
@@ -149,7 +150,7 @@ def _kept(arch: Architecture) -> int:
 def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
     """Keys and values of all rows, or the activations of whole canvases without a cache; and the distributions tokens are drawn from."""
     length = settings.max_prompt_tokens + settings.max_new_tokens
-    cached = settings.cache != "none" and (settings.cache != "exact" or FAMILIES[arch.family].attention == "block_causal")
+    cached = cache_mode(FAMILIES[arch.family].attention, settings) != "none"
     passed = settings.max_rows * (settings.block_size if cached else length)
     one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
     keys = settings.max_rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0

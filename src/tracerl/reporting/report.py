@@ -5,7 +5,6 @@ policy holds browsers to that. It is a function of what the stages wrote and of 
 it twice gives the same bytes.
 """
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tracerl.reporting.pages import template
 from tracerl.reporting.rows import group_chart, order_chart, provenance, validation_results, won_lost_charts
 from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
+from tracerl.store.figures import curve_rows
 
 Curve = list[dict[str, Any]]
 
@@ -92,23 +92,14 @@ def read_curve(path: Path) -> Curve:
     Raises DataError if it is missing or a row is short.
     """
     try:
-        rows = csv.DictReader(path.read_text().splitlines(), delimiter="\t", strict=True)
-        return [{name: _number(value) for name, value in row.items()} for row in rows]
-    except (OSError, ValueError, TypeError) as error:
+        return curve_rows(path.read_text(), str(path))
+    except (OSError, ValueError) as error:
         raise DataError("a curve cannot be read", where=str(path), got=error, do="run the stage that wrote it again") from error
 
 
-def _number(value: str) -> float | str:
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
 def _stages(params: Params) -> dict[str, str]:
-    """The checkpoint that each training stage starts from, in the order of the params."""
-    sft = {f"sft@{name}": settings.init for name, settings in params.sft.items()}
-    return {"base": params.base.path or "", **sft, **{stage: settings.init for stage, settings in _rl_stages(params).items()}}
+    """What each training stage starts from; for the base the directory it was imported from, or ""."""
+    return {"base": params.base.path or "", **params.parents}
 
 
 def _rl_stages(params: Params) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Figures of the report that come from the response rows by SQL: unmasking order, pass rates of groups, problems won and lost."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +7,10 @@ from typing import Any
 import duckdb
 
 from tracerl.config import Params
-from tracerl.errors import DataError
+from tracerl.disk import file_sha256
 from tracerl.reporting.charts import heat_map, histogram, won_lost_chart
 from tracerl.store.catalog import answer
+from tracerl.store.expectations import read_result
 from tracerl.store.parquet import MANIFEST
 
 _NUM_BINS = 10
@@ -84,8 +83,7 @@ def won_lost_charts(connection: duckdb.DuckDBPyConnection, params: Params) -> li
 
 def _comparisons(params: Params) -> list[tuple[str, str]]:
     """(before, after) names of evaluations."""
-    inits = {f"sft@{name}": one.init for name, one in params.sft.items()} | {f"rl@{name}": one.init for name, one in params.rl.items()}
-    pairs = []
+    inits, pairs = params.parents, []
     for name, one in params.evaluate.items():
         ancestor = inits.get(one.checkpoint)
         while ancestor is not None:
@@ -116,29 +114,19 @@ def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -
     """Hashes of everything the numbers depend on, from the files themselves."""
     text = (root / "params.yaml").read_text()
     manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
-    data = [(str(m.parent.relative_to(root)), hashlib.sha256(m.read_bytes()).hexdigest()) for m in manifests if "scratch" not in m.parts]
+    data = [(str(m.parent.relative_to(root)), file_sha256(m)) for m in manifests if "scratch" not in m.parts]
     hashes = answer(
         connection, "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL"
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
-    return Provenance(commit, text, hashlib.sha256(text.encode()).hexdigest(), data, checkpoints)
+    return Provenance(commit, text, file_sha256(root / "params.yaml"), data, checkpoints)
 
 
 def validation_results(directory: Path) -> list[dict[str, Any]]:
     """Of each validated data set: its name, whether it passed, its number of rows and expectations, and those that did not hold."""
     results = []
-    for path in sorted(directory.glob("*.json")):
-        try:
-            result = json.loads(path.read_text())
-            failed = [one for one in result["expectations"] if not one["success"]]
-            results.append(
-                {
-                    **{name: result[name] for name in ("dataset", "success", "num_rows")},
-                    "count": len(result["expectations"]),
-                    "failed": failed,
-                }
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
-                            do=f"dvc repro validate@{path.stem}") from error  # fmt: skip
+    for result in map(read_result, sorted(directory.glob("*.json"))):
+        failed = [one for one in result["expectations"] if not one["success"]]
+        shown = {name: result[name] for name in ("dataset", "success", "num_rows")}
+        results.append({**shown, "count": len(result["expectations"]), "failed": failed})
     return results

@@ -26,7 +26,7 @@ import sysconfig
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -209,7 +209,7 @@ class SandboxPool:
         for attempt in range(2):
             one = self._take()
             try:
-                one.limits = one.limits if cpu_seconds is None else Limits(**{**asdict(one.limits), "cpu_seconds": cpu_seconds})
+                one.limits = one.limits if cpu_seconds is None else replace(one.limits, cpu_seconds=cpu_seconds)
                 one.begin(job)
                 break
             except SandboxError:

@@ -68,8 +68,7 @@ def _ask(worker: subprocess.Popen[str], gold: str, given: str, cpu_seconds: floa
     asking, answering = cast(IO[str], worker.stdin), cast(IO[str], worker.stdout)
     asking.write(json.dumps([gold, given, cpu_seconds]) + "\n")
     asking.flush()
-    verdict, _ = json.loads(answering.readline())
-    return cast(Equivalence, verdict)
+    return cast(Equivalence, json.loads(answering.readline()))
 
 
 def _end(worker: subprocess.Popen[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.sampling.drawing import draw
-from tracerl.sampling.sampler import Request
+from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
 from tracerl.types import Trajectory
 
@@ -33,11 +33,7 @@ def sample_autoregressive(
 
     Raises DataError for an empty prompt, an id outside the vocabulary, or guidance.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    for i, request in enumerate(requests):
-        if not request.prompt_ids or not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
-            raise DataError("a prompt cannot be sampled from", where=f"request {i}", got=list(request.prompt_ids)[:12],
-                            wanted=f"at least one id, all in 0 to {vocabulary - 1}")  # fmt: skip
+    check_prompts(requests, model.config.get_text_config().vocab_size)
     if settings.guidance:
         raise DataError("an autoregressive model is sampled without guidance", where="sampler.guidance", got=settings.guidance, wanted=0.0)
     results: list[Trajectory] = []

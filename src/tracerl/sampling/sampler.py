@@ -24,6 +24,7 @@ import torch
 
 from tracerl.config import Sampler
 from tracerl.errors import DataError
+from tracerl.models.families import Attention
 from tracerl.models.masks import CLEAN, PAD, attention_blocks, block_starts_after, first_live_start
 from tracerl.models.transformer import CacheWindow, KeyValueCache, Layout, Transformer, predictor_positions
 from tracerl.sampling.drawing import Drawn, draw, guided
@@ -80,20 +81,25 @@ def sample(
     return [results[i] for i in range(len(requests))]
 
 
-def cache_mode(model: Transformer, settings: Sampler) -> str:
-    """The cache that this model is sampled with: the exact one is none for full attention, whose keys depend on every later token."""
-    return "none" if settings.cache == "exact" and model.family.attention == "full" else settings.cache
+def cache_mode(attention: Attention, settings: Sampler) -> str:
+    """The cache that models are sampled with: the exact one is none for full attention, whose keys depend on every later token."""
+    return "none" if settings.cache == "exact" and attention == "full" else settings.cache
 
 
 def _check(model: Transformer, requests: Sequence[Request], settings: Sampler) -> None:
     if settings.approximate and model.family.attention != "full":
         raise DataError("the cache does not fit the model", where=f"sampler.cache, family {model.family.name}", got=settings.cache,
                         wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one")  # fmt: skip
+    check_prompts(requests, model.architecture.vocab_size)
+
+
+def check_prompts(requests: Sequence[Request], vocab_size: int) -> None:
+    """Raises DataError naming the first request whose prompt is empty or holds an id outside the vocabulary."""
     for i, request in enumerate(requests):
         ids = request.prompt_ids
-        if len(ids) == 0 or min(ids) < 0 or max(ids) >= model.architecture.vocab_size:
+        if len(ids) == 0 or min(ids) < 0 or max(ids) >= vocab_size:
             raise DataError("a prompt cannot be sampled from", where=f"request {i}", got=f"{len(ids)} tokens: {list(ids)[:12]}",
-                            wanted=f"at least one id, all in 0 to {model.architecture.vocab_size - 1}")  # fmt: skip
+                            wanted=f"at least one id, all in 0 to {vocab_size - 1}")  # fmt: skip
 
 
 class _Slots:
@@ -104,7 +110,7 @@ class _Slots:
 
     def __init__(self, model: Transformer, end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler) -> None:
         self.model, self.settings, self.requests = model, settings, requests
-        self.block_size, self.mode = settings.block_size, cache_mode(model, settings)
+        self.block_size, self.mode = settings.block_size, cache_mode(model.family.attention, settings)
         self.end_ids = torch.tensor(list(end_ids), device=model.device)
         self.first = [first_live_start(len(r.prompt_ids), self.block_size, model.family.attention) for r in requests]
         self.limit = [

@@ -4,7 +4,6 @@ Each problem is a finding that names file, row group and column as far as they a
 one are untouched by those that have some.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from tracerl.disk import file_sha256
 from tracerl.errors import DataError
 from tracerl.store.catalog import answer, connect
 from tracerl.store.parquet import MANIFEST, open_parquet, read_manifest
@@ -96,12 +96,9 @@ def check_folder(folder: Path, table: str, vocab_size: int | None) -> Iterator[F
 
 
 def _check_file(path: Path, table: str, vocab_size: int | None, entry: dict[str, object] | None) -> Iterator[Finding]:
-    if entry is not None:
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        if digest != entry["sha256"]:
-            size = path.stat().st_size
-            yield Finding(path, f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes when it was written")
+    if entry is not None and file_sha256(path) != entry["sha256"]:
+        size = path.stat().st_size
+        yield Finding(path, f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes when it was written")
     try:
         file, _ = open_parquet(path, table)
         if entry is not None and file.metadata.num_rows != entry["rows"]:

@@ -112,16 +112,21 @@ def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
     figures = {}
     for dataset in DATASETS:
         path = directory / f"{dataset}.json"
-        try:
-            result = json.loads(path.read_text())
-            groups, passed = result["groups"], result["success"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
-                            do=f"dvc repro validate@{dataset}") from error  # fmt: skip
-        if not passed:
+        result = read_result(path)
+        if not result["success"]:
             raise DataError("a run that did not pass cannot be accepted", where=str(path), got="success: false", wanted="success: true")
-        figures[dataset] = figures_of(groups)
+        figures[dataset] = figures_of(result["groups"])
     return figures
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result as a validate stage wrote it. Raises DataError if it is missing or damaged."""
+    try:
+        result = json.loads(path.read_text())
+        return {name: result[name] for name in ("dataset", "success", "num_rows", "groups", "expectations")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
+                        do=f"dvc repro validate@{path.stem}") from error  # fmt: skip
 
 
 def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
@@ -201,11 +206,9 @@ def _outcome(result: Any, evidence: Evidence) -> Outcome:
         return Outcome(name, violation.says, severity, bool(result.success), violation.count, violation.first)
     rows = result.result.get("unexpected_index_list") or []
     first = [", ".join(str(value) for value in row.values()) for row in rows] or [str(result.result.get("observed_value"))]
-    return (
-        Outcome(name, config.meta["says"], severity, bool(result.success), max(len(rows), 1), first[:NUM_FIRST])
-        if not (result.success)
-        else Outcome(name, config.meta["says"], severity, True, 0, [])
-    )
+    if result.success:
+        return Outcome(name, config.meta["says"], severity, True, 0, [])
+    return Outcome(name, config.meta["says"], severity, False, max(len(rows), 1), first[:NUM_FIRST])
 
 
 def _exceptions(info: Any) -> list[dict[str, Any]]:

@@ -104,19 +104,24 @@ def _leaves(stage: str, name: str, step: int | None, value: Any) -> Iterator[dic
 def _curve(run: RunFiles, path: str) -> Iterator[dict[str, Any]]:
     """A row for each number of a curve; words of a row (the remasking mode) are part of the name."""
     stage, _, held_out = path.rsplit("/", 1)[1].removesuffix(".tsv").partition("-held-out")
-    heading, *lines = [line.split("\t") for line in run.text(path).splitlines()] or [[]]
     curve = "held-out" if held_out or path.endswith("-held-out.tsv") else "train"
-    for cells in lines:
-        if len(cells) != len(heading):
-            raise DataError("a curve cannot be read", where=path, got=f"{len(cells)} cells", wanted=f"{len(heading)}",
-                            do="run the stage that wrote it again")  # fmt: skip
-        row = {name: _number(cell) for name, cell in zip(heading, cells, strict=True)}
+    for row in curve_rows(run.text(path), path):
         words = [value for value in row.values() if isinstance(value, str)]
         step = next((row[name] for name in ("iteration", "step") if name in row), None)
         for name, value in row.items():
             if not isinstance(value, str) and name not in ("iteration", "step"):
                 label = ".".join([*words, name])
                 yield {"stage": stage, "curve": curve, "step": None if step is None else int(step), "name": label, "value": value}
+
+
+def curve_rows(text: str, where: str) -> list[dict[str, Any]]:
+    """Rows of a tab-separated curve, numbers as floats; a heading alone has none. Raises DataError if a row is shorter or longer."""
+    heading, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
+    for cells in lines:
+        if len(cells) != len(heading):
+            raise DataError("a curve cannot be read", where=where, got=f"{len(cells)} cells", wanted=f"{len(heading)}",
+                            do="run the stage that wrote it again")  # fmt: skip
+    return [{name: _number(cell) for name, cell in zip(heading, cells, strict=True)} for cells in lines]
 
 
 def _number(cell: str) -> float | str:

@@ -4,7 +4,6 @@ A folder is append-only: each writer (rank) adds files of its own names, and onc
 in manifest.json. Nothing is written into a sealed folder. `open_parquet` is the one place that says whether a file is one of ours.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tracerl.disk import file_sha256, write_text
 from tracerl.errors import DataError
 from tracerl.store.schema import LIST_ENCODINGS, SCHEMA_VERSION, SCHEMAS, VERSION_KEY, upgrades
 
@@ -108,16 +108,12 @@ def seal(folder: Path) -> None:
     """
     files = {}
     for path in sorted(folder.glob("*.parquet")):
-        with path.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
         try:
             rows = pq.read_metadata(path).num_rows
         except (pa.ArrowException, OSError) as error:
             raise DataError("a Parquet file is damaged", where=str(path), got=error, do="run the stage that wrote it again") from error
-        files[path.name] = {"rows": rows, "bytes": path.stat().st_size, "sha256": digest}
-    aside = folder / (MANIFEST + ".tmp")
-    aside.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "files": files}, indent=1, sort_keys=True) + "\n")
-    os.replace(aside, folder / MANIFEST)
+        files[path.name] = {"rows": rows, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    write_text(folder / MANIFEST, json.dumps({"schema_version": SCHEMA_VERSION, "files": files}, indent=1, sort_keys=True) + "\n")
 
 
 def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:

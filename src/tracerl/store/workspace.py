@@ -6,7 +6,6 @@ Finished outputs are copied beside their places, renamed into them, and only the
 leaves a scratch directory from which the same command publishes again at once.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -76,25 +75,6 @@ class Workspace:
         doomed = self.directory.with_name(self.directory.name + ".tmp")
         os.replace(self.directory, doomed)  # in one moment, so that no rerun finds half of it
         shutil.rmtree(doomed)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a small text file, complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text)
-    os.replace(aside, path)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Writes indented JSON with a fixed key order."""
-    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _swap(aside: Path, target: Path) -> None:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from tracerl.config import Critic, RlRound
-from tracerl.models.transformer import Layout
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, outcome_rewards, returns_and_advantages
 from tracerl.objectives.losses import value_loss
@@ -41,9 +40,8 @@ class Scored:
 
 def read_values(model: ValueModel, views: Views) -> torch.Tensor:
     """Values [T] at the predicted tokens of `views`."""
-    device, layout = model.value_head.weight.device, views.layout
-    moved = Layout(layout.positions.to(device), layout.blocks.to(device), layout.streams.to(device))
-    values: torch.Tensor = model(views.input_ids.to(device), moved, (views.row.to(device), views.column.to(device)))
+    device = model.value_head.weight.device
+    values: torch.Tensor = model(views.input_ids.to(device), views.layout.to(device), (views.row.to(device), views.column.to(device)))
     return values
 
 

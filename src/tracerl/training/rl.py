@@ -56,9 +56,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Views of some trajectories and their units, with everything about them that the update leaves constant, all [U] but the order's, [T].
+    """Views of some trajectories and their units, with everything about them that the update leaves constant, all [U].
 
-    order_weights, order_advantages, old_order: of the order of commitment, a unit per predicted token, if the method scores it.
+    old_order: log-probability of each unit's place in the order of commitment, if the method scores it.
     """
 
     views: Views
@@ -180,11 +180,11 @@ class _Round:
 
     def held_out(self, tasks: dict[str, list[Task]], iteration: int) -> list[dict[str, Any]]:
         """Accuracy on the first held-out problems of each set, per remasking mode; the responses are stored as well."""
-        rows = []
+        rows, policy = [], policy_hash(self.model)
+        chosen = [task for pool in tasks.values() for task in pool[: self.settings.held_out.num_problems]]
         for remasking in self.settings.held_out.remasking:
             name = f"held-out-{remasking}"
-            occasion = Occasion(f"{self.stage}/{name}", iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong)
-            chosen = [task for pool in tasks.values() for task in pool[: self.settings.held_out.num_problems]]
+            occasion = Occasion(f"{self.stage}/{name}", iteration, policy, self.seed, self.truncated_is_wrong)
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
             table = rollout_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
             self._store(f"{name}-{iteration:05d}", table)

@@ -1,0 +1,65 @@
+"""Small files: rows of users' data files, text that is complete or absent, and checksums. One reader and one writer of each."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tracerl.errors import DataError
+
+_ROWS_AT_ONCE = 1000
+
+
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of any Parquet file. Raises DataError naming it if it is damaged."""
+    try:
+        for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError("a Parquet file cannot be read", where=str(path), got=error, do="write, copy or download it again") from error
+
+
+def json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[dict[str, Any]]:
+    """The object on each of the numbered lines of a JSONL file. Raises DataError naming the line that is something else."""
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError("a line cannot be read as JSON", where=f"{where}, line {number}", got=line[:80]) from error
+        yield json_object(row, f"{where}, line {number}")
+
+
+def json_object(row: Any, where: str) -> dict[str, Any]:
+    """A row of JSON data. Raises DataError if it is not an object."""
+    if not isinstance(row, dict):
+        raise DataError("a row is not an object", where=where, got=str(row)[:80], wanted='names and values: {"prompt": ...}')
+    return row
+
+
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number from 1, line) of a text. A newline alone ends a line: JSON strings may hold other line separators as they are."""
+    return enumerate(text.removesuffix("\n").split("\n") if text else [], start=1)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small text file, complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes indented JSON with a fixed key order."""
+    write_text(path, json.dumps(data, indent=2, sort_keys=True) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, 64 hexadecimal digits."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
