@@ -21,6 +21,7 @@ from tracerl.seeds import generator_for
 def main() -> None:
     params = context.load()
     if params.base.path is None:
+        params = context.load(ranks=True)
         train_and_publish("base", params, params.base, params.base.train, "tasks", new_base)
     else:
         import_checkpoint(params, context.ROOT / params.base.path)

@@ -10,8 +10,10 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from tracerl.config import Params, load_params
+from tracerl import distributed
+from tracerl.config import Launch, Params, load_params
 from tracerl.disk import file_sha256, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
 from tracerl.store.workspace import Workspace
@@ -39,10 +42,18 @@ _stop_asked = False
 _locks: dict[Path, int] = {}
 
 
-def load() -> Params:
-    """The params file of this workspace, with torch set to its thread count."""
+def load(*, ranks: bool = False) -> Params:
+    """The params file of this workspace, with torch set to its thread count.
+
+    ranks: whether the stage's work is shared by several processes where the params say so (`launch`). This process then becomes their
+    launcher, which runs the same command line once for each of them, or, where a launcher has started it, one of the ranks.
+    """
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
+    if ranks and not distributed.launched() and (params.launch.ranks > 1 or params.launch.hosts or params.launch.zero):
+        _launch(params.launch)
+    if ranks:
+        distributed.join()
     return params
 
 
@@ -93,22 +104,27 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
     Raises DataError while another process works on the same stage.
     """
     name = f"{stage}-{_fingerprint(params, section if isinstance(section, tuple) else (section,), inputs)}"
+    if not distributed.is_first():
+        distributed.wait_for_all()  # until the first rank has cleared and locked the place
+        return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
     for other in SCRATCH.glob(f"{stage}-*"):
         if other.name != name and re.fullmatch(re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name):
             _lock(other, stage)
             shutil.rmtree(other)
     (SCRATCH / name).mkdir(parents=True, exist_ok=True)
     _lock(SCRATCH / name, stage)
-    return Workspace(SCRATCH / name, lambda: _stop_asked)
+    distributed.wait_for_all()
+    return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
 
 
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
     """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere.
 
-    To be called after the work that it shows is saved: it raises KeyboardInterrupt once a signal has asked the stage to end.
+    To be called after the work that it shows is saved: it raises KeyboardInterrupt once a signal has asked the stage to end. Of several
+    ranks the first one shows.
     """
     live = sys.stderr.isatty()
-    bar = tqdm(desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live)
+    bar = tqdm(desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live, disable=not distributed.is_first())
 
     def show(done: int, total: int, text: str = "") -> None:
         if bar.total is None:
@@ -137,13 +153,37 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
     try:
         main(**arguments)
     except KeyboardInterrupt as stopped:
-        sys.exit(f"stopped: {stopped}; the same command continues from what is saved")
+        sys.exit(f"stopped: {stopped}; the same command continues from what is saved" if distributed.is_first() else 1)
+    except torch.distributed.DistError as error:
+        sys.exit(f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})")
     except TracerlError as error:
         sys.exit(f"error: {error}")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         sys.exit(f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again")
+
+
+def _launch(launch: Launch) -> None:
+    """Becomes torchrun for this command line; with other hosts, starts it there too and ends with the one here."""
+    stage = ["-m", f"stages.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(launch.ranks)]
+    if len(launch.hosts) < 2:
+        os.execv(sys.executable, [*torchrun, "--standalone", *stage])
+    meeting = f"{launch.hosts[0]}:{launch.port}"
+    torchrun += ["--nnodes", str(len(launch.hosts)), "--rdzv-backend", "c10d", "--rdzv-id", "-".join(stage[1:]), "--rdzv-endpoint", meeting]
+    names = ("DVC_ROOT", "PYTHONPATH", "OMP_NUM_THREADS")
+    settings = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
+    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*settings, *torchrun, *stage])}"
+    # A terminal of their own: what runs there ends with the connection.
+    others = [subprocess.Popen(["ssh", "-tt", host, there], stdin=subprocess.DEVNULL) for host in launch.hosts[1:]]
+    here = subprocess.Popen([*torchrun, *stage])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: here.send_signal(number))
+    status = here.wait()
+    for other in others:
+        other.terminate()
+    sys.exit(status if status >= 0 else 128 - status)
 
 
 def _ask_to_stop(number: int, _: object) -> None:
@@ -157,8 +197,8 @@ def _ask_to_stop(number: int, _: object) -> None:
 
 
 def _lock(directory: Path, stage: str) -> None:
-    """Keeps other processes off a scratch directory until this one ends, however it ends. Of several ranks the first one holds it."""
-    if os.environ.get("RANK", "0") != "0" or (directory in _locks and os.path.samestat(os.fstat(_locks[directory]), directory.stat())):
+    """Keeps other processes off a scratch directory until this one ends, however it ends."""
+    if directory in _locks and os.path.samestat(os.fstat(_locks[directory]), directory.stat()):
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -8,6 +8,7 @@ from itertools import product
 import pyarrow as pa
 
 from stages import context
+from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
@@ -19,7 +20,7 @@ from tracerl.store.parquet import seal
 
 
 def main(name: str) -> None:
-    params = context.load()
+    params = context.load(ranks=True)
     configure(params.verification)
     one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
@@ -47,6 +48,8 @@ def main(name: str) -> None:
         figures = summarise(pa.concat_tables(parts), common.bootstrap, params.seed)
         place = {"checkpoint": one.checkpoint, "benchmark": task_set, "remasking": mode, "block_size": sampler.block_size}
         rows.append({**place, **figures})
+    if not distributed.is_first():
+        return
     # DVC's metrics show and diff read numbers below names; the report reads the rows.
     accuracy = {task_set: {row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set} for task_set in problems}
     kinds = {task.kind for tasks in problems.values() for task in tasks}

@@ -4,6 +4,7 @@ Example: python -m stages.rl short
 """
 
 from stages import context
+from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -17,7 +18,7 @@ from tracerl.training.rl import ROLLOUTS, train_rl
 
 
 def main(name: str) -> None:
-    params = context.load()
+    params = context.load(ranks=True)
     configure(params.verification)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
@@ -38,8 +39,22 @@ def main(name: str) -> None:
     test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
     show = context.progress(stage, "iteration")
     curves = train_rl(
-        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show
+        model,
+        reference,
+        value_model,
+        tokenizer,
+        train,
+        test,
+        settings,
+        params.truncated_is_wrong,
+        params.seed,
+        stage,
+        space,
+        show,
+        params.launch,
     )
+    if not distributed.is_first():
+        return
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
     if value_model is not None:
         save_value_model(value_model, space.directory / "checkpoint")

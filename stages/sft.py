@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages import context
+from tracerl import distributed
 from tracerl.config import Params, Training
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -20,7 +21,7 @@ from tracerl.types import Trajectory
 
 
 def main(name: str) -> None:
-    params = context.load()
+    params = context.load(ranks=True)
     settings = context.section(params.sft, "sft", name)
     start = context.CHECKPOINTS / settings.init
     stage = f"sft@{name}"
@@ -46,7 +47,9 @@ def train_and_publish(
     model, tokenizer = initial(params)
     read = worked_solutions if data == "tasks" else verified_traces
     examples, dropped = check_lengths({name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage)
-    curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"))
+    curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"), params.launch)
+    if not distributed.is_first():
+        return
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
     metrics = {
         "policy_hash": policy_hash(model),

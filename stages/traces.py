@@ -8,6 +8,7 @@ Example: python -m stages.traces
 from dataclasses import replace
 
 from stages import context
+from tracerl import distributed
 from tracerl.config import Traces
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
@@ -19,7 +20,7 @@ from tracerl.training.traces import preferred_solutions
 
 
 def main() -> None:
-    params = context.load()
+    params = context.load(ranks=True)
     configure(params.verification)
     settings: Traces = params.traces
     start = context.CHECKPOINTS / settings.checkpoint
@@ -52,6 +53,8 @@ def main() -> None:
             "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
             "dropped_prompt_too_long": dropped[name],
         }
+    if not distributed.is_first():
+        return
     seal(space.directory / "traces")
     write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
     space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})

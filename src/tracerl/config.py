@@ -508,6 +508,27 @@ class Compute(Section):
     attention: Literal["auto", "sdpa", "flex", "flash"]
 
 
+class Launch(Section):
+    """The processes of a stage; docs/distributed.md. A result depends on them by rounding only.
+
+    ranks: processes on each machine, one per GPU. hosts: machines by the names that ssh knows them by, the first the one that runs the
+    command; none for this one alone. port: where the first meets the others. zero: DeepSpeed's ZeRO stage, 0 for plain AdamW. offload:
+    whether ZeRO keeps optimizer states in host memory.
+    """
+
+    ranks: int = Positive
+    hosts: list[str]
+    port: int = Field(ge=1024, lt=65536)
+    zero: Literal[0, 1, 2, 3]
+    offload: bool
+
+    @model_validator(mode="after")
+    def _offload_needs_zero(self) -> Self:
+        if self.offload and not self.zero:
+            raise ValueError("offload needs zero 1, 2 or 3: plain AdamW keeps its states beside the weights")
+        return self
+
+
 class Report(Section):
     """num_traces: responses shown per round in the order in which they were unmasked. num_played: per round, in reports/traces.html."""
 
@@ -543,6 +564,7 @@ class Params(Section):
     threads: int = Positive
     truncated_is_wrong: bool
     compute: Compute
+    launch: Launch
     verification: Verification
     tasks: Tasks
     base: Base

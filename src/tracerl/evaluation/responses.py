@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracerl import distributed
 from tracerl.config import RewardPart, Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
@@ -72,13 +73,18 @@ def respond(
     occasion: Occasion,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
-    """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only."""
+    """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only.
+
+    Each rank samples and judges its share; all of them get every response.
+    """
     requests, owners = [], []
     for task in tasks:
         prompt = opened_prompt(task.prompt, tokenizer, settings)
         for index in range(num_samples):
             requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
             owners.append((task, index))
+    share = distributed.own_slice(len(owners))
+    requests, owners = requests[share], owners[share]
     if isinstance(model, Transformer):
         trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
     else:
@@ -91,7 +97,10 @@ def respond(
     for (task, index), trajectory, text, verdict in zip(owners, trajectories, texts, verdicts, strict=True):
         parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens)
         rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded))
-    return rollouts
+    every = distributed.gathered(rollouts)
+    if on_done is not None and len(every) > len(rollouts):
+        on_done(len(every) - len(rollouts))
+    return every
 
 
 def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tracerl import distributed
 from tracerl.store.parquet import read_parquet, write_parquet
 from tracerl.store.schema import ROLLOUTS, TASKS
 from tracerl.types import Rollout, Task, Trajectory
@@ -30,8 +31,13 @@ def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
 
 
 def write_rollouts(path: Path, table: pa.Table) -> None:
-    """Writes a rollout table as one Parquet file, aside and then renamed. Equal rows give equal bytes."""
-    write_parquet(path, table)
+    """Writes a rollout table as one Parquet file, aside and then renamed. Equal rows give equal bytes.
+
+    Of several ranks, which all have the table, the first one writes; the file is there for all when this returns.
+    """
+    if distributed.is_first():
+        write_parquet(path, table)
+    distributed.wait_for_all()
 
 
 def read_rollouts(path: Path) -> pa.Table:

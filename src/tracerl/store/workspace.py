@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from tracerl import distributed
 from tracerl.errors import DataError
 
 _STATE = "state.safetensors"
@@ -26,18 +27,23 @@ class Workspace:
     """A scratch directory with one state file: tensors and JSON progress, saved together.
 
     `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it is in, whatever its interval.
+    Of several ranks, which all see the directory, the first one writes.
     """
 
     def __init__(self, directory: Path, stopping: Callable[[], bool] = lambda: False) -> None:
         self.directory = directory
         self.stopping = stopping
-        _remove(directory.with_name(directory.name + ".tmp"))
-        directory.mkdir(parents=True, exist_ok=True)
-        for aside in directory.rglob("*.tmp"):
-            aside.unlink()
+        if distributed.is_first():
+            _remove(directory.with_name(directory.name + ".tmp"))
+            directory.mkdir(parents=True, exist_ok=True)
+            for aside in directory.rglob("*.tmp"):
+                aside.unlink()
+        distributed.wait_for_all()
 
     def save(self, tensors: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
-        """Replaces the state: after this returns, a kill loses nothing that came before it."""
+        """Replaces the state: after this returns on the first rank, a kill loses nothing that came before it."""
+        if not distributed.is_first():
+            return
         aside = self.directory / (_STATE + ".tmp")
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         try:

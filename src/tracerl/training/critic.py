@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tracerl import distributed
 from tracerl.config import Critic, RlRound
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, outcome_rewards, returns_and_advantages
@@ -29,13 +30,17 @@ Steps = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Scored:
-    """Some trajectories' views with old values, returns and advantages of their tokens, float64 [T] in the order of the views."""
+    """Some trajectories' views with old values, returns and advantages of their tokens, float64 [T] in the order of the views.
+
+    counts: false for a repeated one that only gives this rank as many passes as the others have.
+    """
 
     views: Views
     indices: list[int]
     old_values: Floats
     returns: Floats
     advantages: Floats
+    counts: bool
 
 
 def read_values(model: ValueModel, views: Views) -> torch.Tensor:
@@ -54,7 +59,7 @@ def score(
     critic: Critic,
     mask_id: int,
 ) -> list[Scored]:
-    """Values, returns and advantages of the trainable tokens of the chosen trajectories, in micro-batches.
+    """Values, returns and advantages of the trainable tokens of the chosen trajectories, in this rank's share of the micro-batches.
 
     rewards: of every trajectory, from the steps of its trainable tokens, int64 [T], the rewards of these tokens.
     """
@@ -62,7 +67,7 @@ def score(
     plans = {i: trace_plan(trajectories[i], size, family, settings.shrink) for i in chosen}
     lengths = [num_layout_tokens(trajectories[i], plans[i], size, family) for i in chosen]
     scored = []
-    for packing in packed(lengths, settings.micro_batch_tokens):
+    for packing, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
         indices = [int(chosen[i]) for i in packing]
         views = build_views([trajectories[i] for i in indices], [plans[i] for i in indices], size, family, mask_id)
         with torch.no_grad():
@@ -72,39 +77,44 @@ def score(
             mine = (views.source == number).numpy()
             steps = np.unique(views.group[mine].numpy(), return_inverse=True)[1].reshape(-1)
             returns[mine], advantages[mine] = returns_and_advantages(rewards[index](steps), old[mine], steps, critic.discount, critic.trace)
-        scored.append(Scored(views, indices, old, returns, advantages))
+        scored.append(Scored(views, indices, old, returns, advantages, counts))
     return scored
 
 
 def token_advantages(scored: Sequence[Scored], trajectories: Sequence[Trajectory]) -> list[Floats]:
-    """The advantages of `score` at each response token, float64 [R] per trajectory; 0 where nothing is trained."""
-    tables = [np.zeros(len(trajectory.response_ids)) for trajectory in trajectories]
+    """The advantages of every rank's `score` at each response token, float64 [R] per trajectory; 0 where nothing is trained."""
+    own = []
     for part in scored:
-        for number, index in enumerate(part.indices):
+        for number, index in enumerate(part.indices if part.counts else ()):
             mine = (part.views.source == number).numpy()
-            tables[index][part.views.token[mine].numpy()] = part.advantages[mine]
+            own.append((index, part.views.token[mine].numpy(), part.advantages[mine]))
+    tables = [np.zeros(len(trajectory.response_ids)) for trajectory in trajectories]
+    for index, tokens, advantages in distributed.gathered(own):
+        tables[index][tokens] = advantages
     return tables
 
 
-def update(trainer: Trainer, model: ValueModel, parts: Sequence[Sequence[Scored]], clip: float) -> None:
+def update(trainer: Trainer[ValueModel], parts: Sequence[Sequence[Scored]], clip: float) -> None:
     """One optimizer step on each part: the clipped value loss, a mean over all its tokens."""
 
-    def loss_of(batch: Scored, count: int) -> Callable[[], torch.Tensor]:
+    def loss_of(batch: Scored, count: float) -> Callable[[], torch.Tensor]:
         def loss() -> torch.Tensor:
-            values = read_values(model, batch.views)
+            values = read_values(trainer.model, batch.views)
             old, returns = (torch.from_numpy(x).to(values) for x in (batch.old_values, batch.returns))
-            return value_loss(values, old, returns, torch.full_like(values, 1 / count), clip)
+            return value_loss(values, old, returns, torch.full_like(values, batch.counts / count), clip)
 
         return loss
 
     for part in parts:
-        count = sum(len(scored.returns) for scored in part)
+        count = distributed.summed({"tokens": sum(len(scored.returns) for scored in part if scored.counts)})["tokens"]
         trainer.step([loss_of(scored, count) for scored in part])
 
 
 def explained(scored: Sequence[Scored]) -> dict[str, float]:
-    """Explained variance and squared error (halved, a mean) of the old values over all tokens."""
-    values, returns = (np.concatenate([getattr(s, name) for s in scored]) for name in ("old_values", "returns"))
+    """Explained variance and squared error (halved, a mean) of the old values over all tokens of all ranks."""
+    values, returns = (
+        np.concatenate(distributed.gathered([getattr(s, name) for s in scored if s.counts])) for name in ("old_values", "returns")
+    )
     return {"explained_variance": explained_variance(values, returns), "value_loss": float(0.5 * ((values - returns) ** 2).mean())}
 
 

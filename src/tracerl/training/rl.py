@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from tracerl.config import Critic, RlRound
+from tracerl import distributed
+from tracerl.config import Critic, Launch, RlRound
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, respond
@@ -58,7 +59,8 @@ class Batch:
 class MicroBatch:
     """Views of some trajectories and their units, with everything about them that the update leaves constant, all [U].
 
-    old_order: log-probability of each unit's place in the order of commitment, if the method scores it.
+    old_order: log-probability of each unit's place in the order of commitment, if the method scores it. counts: false for a repeated
+    one that only gives this rank as many passes as the others have.
     """
 
     views: Views
@@ -68,15 +70,15 @@ class MicroBatch:
     old_logprobs: torch.Tensor
     reference_logprobs: torch.Tensor
     old_order: torch.Tensor | None
+    counts: bool
 
 
 @dataclass(frozen=True)
 class ValueSide:
     """A round's value model with its trainer."""
 
-    model: ValueModel
     settings: Critic
-    trainer: Trainer
+    trainer: Trainer[ValueModel]
 
 
 def train_rl(
@@ -92,17 +94,18 @@ def train_rl(
     stage: str,
     workspace: Workspace,
     on_iteration: Callable[[int, int, str], None],
+    launch: Launch | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Trains `model` in place; returns the curves `train` (a row per iteration) and `held_out`. Rollout files lie in the workspace.
 
     reference: the initial policy, needed for kl_to "initial" and "synced" (where it is overwritten). value_model: trained beside the policy
     for advantages "gae". Tasks by set; raises TrainingError when too few groups are informative.
     """
-    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs)
+    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs, launch)
     value = None
     if value_model is not None and settings.value is not None:
         updates = -(-settings.iterations // settings.value.every) * settings.value.updates
-        value = ValueSide(value_model, settings.value, Trainer(value_model, settings.value.optimizer, updates))
+        value = ValueSide(settings.value, Trainer(value_model, settings.value.optimizer, updates, launch))
     curves: dict[str, list[dict[str, Any]]] = {"train": [], "held_out": []}
     iteration, synced = 0, 0
     if saved := workspace.load():
@@ -112,7 +115,8 @@ def train_rl(
             value.trainer.load_state(_under("value", saved[0]))
         if reference is not None and settings.kl_to == "synced":
             reference.load_state_dict(_under("reference", saved[0]))
-    rounds = _Round(model, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
+    rounds = _Round(model, trainer, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
+    trainer.follow()
     while iteration < settings.iterations:
         if iteration == 0 and not curves["held_out"]:
             curves["held_out"] += rounds.held_out(test_tasks, 0)
@@ -120,21 +124,24 @@ def train_rl(
         if reference is not None and settings.sync_every is not None and trainer.num_steps - synced >= settings.sync_every:
             reference.load_state_dict(model.state_dict())
             synced = trainer.num_steps
-        row = rounds.iterate(trainer, train_tasks, iteration)
+        row = rounds.iterate(train_tasks, iteration)
         curves["train"].append(row)
         if iteration % settings.held_out.every == 0 or iteration == settings.iterations:
             curves["held_out"] += rounds.held_out(test_tasks, iteration)
         if iteration % settings.save_every == 0 or iteration == settings.iterations or workspace.stopping():
-            workspace.save(rounds.state(trainer), {"curves": curves, "iteration": iteration, "synced": synced})
+            workspace.save(rounds.state(), {"curves": curves, "iteration": iteration, "synced": synced})
         on_iteration(iteration, settings.iterations, f"reward {row['reward']:.2f}")
+    if value is not None:
+        value.trainer.follow()
     return curves
 
 
 @dataclass(frozen=True)
 class _Round:
-    """What stays the same through a round."""
+    """What stays the same through a round. model: the policy, whole on every rank. trainer: of the policy."""
 
     model: Transformer
+    trainer: Trainer[Transformer]
     reference: Transformer | None
     value: ValueSide | None
     tokenizer: Tokenizer
@@ -144,7 +151,7 @@ class _Round:
     stage: str
     workspace: Workspace
 
-    def iterate(self, trainer: Trainer, tasks: dict[str, list[Task]], iteration: int) -> dict[str, Any]:
+    def iterate(self, tasks: dict[str, list[Task]], iteration: int) -> dict[str, Any]:
         """One iteration; returns its metrics."""
         groups = self._sample_groups(tasks, iteration)
         rollouts = [rollout for group in groups for rollout in group]
@@ -165,7 +172,8 @@ class _Round:
         for epoch in range(1, self.settings.epochs):
             again = self.method.draws
             prepared += [self._micro_batches(batch, iteration, epoch) for batch in batches] if again else prepared[: len(batches)]
-        updates = [self._update(trainer, micro_batches) for micro_batches in prepared]
+        updates = [self._update(micro_batches) for micro_batches in prepared]
+        self.trainer.follow()
         summary = summarise(table, 1, self.seed)
         return {
             "iteration": iteration,
@@ -201,7 +209,8 @@ class _Round:
         """Writes rollouts and holds the file to the store's rules before anything is learned from it."""
         path = self.workspace.directory / ROLLOUTS / f"{name}.parquet"
         write_rollouts(path, table)
-        require_rules(path, "rollouts", self.model.architecture.vocab_size)
+        if distributed.is_first():
+            require_rules(path, "rollouts", self.model.architecture.vocab_size)
 
     def _sample_groups(self, tasks: dict[str, list[Task]], iteration: int) -> list[list[Rollout]]:
         """Groups of responses, further prompts being drawn until enough groups are informative or the cap is reached."""
@@ -218,9 +227,9 @@ class _Round:
             missing = settings.groups - sum(keeps_group(_rewards(group), settings.pass_rate) for group in groups)
         return groups
 
-    def state(self, trainer: Trainer) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """Everything a killed round needs to go on: the policy's trainer, the value model's, and a reference that moves."""
-        tensors = trainer.state()
+        tensors = self.trainer.state()
         if self.value is not None:
             tensors |= {f"value.{name}": tensor for name, tensor in self.value.trainer.state().items()}
         if self.reference is not None and self.settings.kl_to == "synced":
@@ -238,12 +247,12 @@ class _Round:
             by_group = [self.method.weigh(group_advantages(kind, _rewards(group))) for group in kept]
             return [[np.full(len(r.trajectory.response_ids), a) for r, a in zip(g, given, strict=True)]
                     for g, given in zip(kept, by_group, strict=True)], {}  # fmt: skip
-        critic, model, trainer = self.value.settings, self.value.model, self.value.trainer
+        critic, trainer = self.value.settings, self.value.trainer
         trajectories = [self._trainable(rollout) for group in kept for rollout in group]
         rewards = [outcome(reward) for group in kept for reward in group_advantages("group", _rewards(group))]
         order = generator_for(self.seed, self.stage, iteration, "value updates").permutation(len(trajectories))
         parts = [
-            score(model, trajectories, part.tolist(), rewards, self.settings, critic, self.tokenizer.mask_id)
+            score(trainer.model, trajectories, part.tolist(), rewards, self.settings, critic, self.tokenizer.mask_id)
             for part in np.array_split(order, critic.updates)
             if len(part)
         ]
@@ -251,7 +260,7 @@ class _Round:
         tables = iter(token_advantages(everything, trajectories))
         figures = explained(everything)
         if (iteration - 1) % critic.every == 0:
-            update(trainer, model, parts, critic.clip)
+            update(trainer, parts, critic.clip)
         return [[next(tables) for _ in group] for group in kept], figures
 
     def _trainable(self, rollout: Rollout) -> Trajectory:
@@ -276,23 +285,23 @@ class _Round:
         tokens = sum(num_units(method, p, t) for p, t in zip(plans, batch.trajectories, strict=True))
         divisor = denominator(settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens)
         prepared = []
-        for indices in packed(lengths, settings.micro_batch_tokens):
+        for indices, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
             chosen = [batch.trajectories[i] for i in indices]
             views = build_views(chosen, [plans[i] for i in indices], size, family, self.tokenizer.mask_id)
             units = units_of(method, views, [trajectory.num_tokens for trajectory in chosen])
-            weights = unit_weights(settings.reduction, units, divisor).to(self.model.device)
+            weights = unit_weights(settings.reduction, units, divisor).to(self.model.device) * counts
             starts = torch.tensor(np.cumsum([0, *(len(t.response_ids) for t in chosen)])[:-1])
             table = torch.from_numpy(np.concatenate([batch.advantages[i] for i in indices]))
             units = units.to(self.model.device)
             with torch.no_grad():
-                logprobs, order = scores(method, self.model.eval(), views, settings)
+                logprobs, order = scores(method, self.trainer.model.eval(), views, settings)
                 advantages = table[starts[units.source.cpu()] + units.token.cpu()].to(logprobs.dtype).to(logprobs.device)
                 old = estimates(method, logprobs, units, views, advantages, settings)
                 reference = old
                 if self.reference is not None:
                     theirs, _ = scores(method, self.reference, views, settings)
                     reference = estimates(method, theirs, units, views, advantages, settings)
-            prepared.append(MicroBatch(views, units, weights, advantages, old, reference, order))
+            prepared.append(MicroBatch(views, units, weights, advantages, old, reference, order, counts))
         return prepared
 
     def _plan(self, trajectory: Trajectory, iteration: int, epoch: int) -> Plan:
@@ -301,32 +310,34 @@ class _Round:
         generator = generator_for(self.seed, self.stage, iteration, epoch, "views", key)
         return self.method.plan(trajectory, self.settings, self.model.family, generator)
 
-    def _update(self, trainer: Trainer, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+    def _update(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimizer step (in evaluation mode: no dropout in any RL pass), with its figures."""
         figures = {"kl": 0.0, "clip_fraction": 0.0, **({"order_clip_fraction": 0.0} if self.method.ordered else {})}
-        count = sum(len(batch.old_logprobs) for batch in micro_batches)
 
         def loss_of(batch: MicroBatch) -> Callable[[], torch.Tensor]:
             return lambda: self._loss(batch, figures)
 
-        stats = trainer.step([loss_of(batch) for batch in micro_batches])
-        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **{k: v / max(count, 1) for k, v in figures.items()}}
+        stats = self.trainer.step([loss_of(batch) for batch in micro_batches])
+        own = sum(len(batch.old_logprobs) for batch in micro_batches if batch.counts)
+        figures = distributed.summed({**figures, "count": own})
+        count = max(figures.pop("count"), 1)
+        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **{k: v / count for k, v in figures.items()}}
 
     def _loss(self, batch: MicroBatch, figures: dict[str, float]) -> torch.Tensor:
         """The loss of a micro-batch; adds up its figures."""
         settings, units = self.settings, batch.units
-        logprobs, order = scores(self.method, self.model, batch.views, settings)
+        logprobs, order = scores(self.method, self.trainer.model, batch.views, settings)
         new = estimates(self.method, logprobs, units, batch.views, batch.advantages, settings)
         difference = new.detach() - batch.old_logprobs
-        figures["kl"] += float((torch.exp(difference) - 1 - difference).sum())
-        figures["clip_fraction"] += self._clipped(difference, settings.clip, units)
+        figures["kl"] += batch.counts * float((torch.exp(difference) - 1 - difference).sum())
+        figures["clip_fraction"] += batch.counts * self._clipped(difference, settings.clip, units)
         gain = policy_gain(settings.ratio, new, batch.old_logprobs, batch.advantages, settings.clip, units.source, units.weight)
         penalty = kl_penalty(settings.kl, new * units.size, batch.reference_logprobs * units.size) / units.size
         loss = policy_loss(gain, penalty, batch.weights, settings.kl_weight)
         if order is None or batch.old_order is None:
             return loss
         clip, weight = given(settings.order_clip), given(settings.order_weight)
-        figures["order_clip_fraction"] += self._clipped(order.detach() - batch.old_order, clip, units)
+        figures["order_clip_fraction"] += batch.counts * self._clipped(order.detach() - batch.old_order, clip, units)
         gain = policy_gain(settings.ratio, order, batch.old_order, batch.advantages, clip, units.source, units.weight)
         return loss - weight * (batch.weights * gain).sum()
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracerl.config import Training
+from tracerl import distributed
+from tracerl.config import Launch, Training
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import FAMILIES
 from tracerl.models.lora import seed_dropout
@@ -88,24 +89,26 @@ def train_sft(
     stage: str,
     workspace: Workspace,
     on_step: Callable[[int, int, str], None],
+    launch: Launch | None = None,
 ) -> list[dict[str, Any]]:
     """Trains `model` in place on `examples` (task set -> trajectories) and returns its curve, one row per `save_every` steps.
 
-    Resumes from the workspace. Every step's examples, block size and noise are functions of (seed, stage, step). Raises ParamsError for the
-    objective `ar` with a family that does not shift: it would read each token where the token itself is seen.
+    Resumes from the workspace. Ranks share the micro-batches of a step. Every step's examples, block size and noise are functions of
+    (seed, stage, step). Raises ParamsError for the objective `ar` with a family that does not shift: it would read each token where the
+    token itself is seen.
     """
     if settings.objective == "ar" and not model.family.shift:
         raise ParamsError("next-token prediction needs a family that shifts its logits", where=f"{stage}: objective 'ar'",
                           got=model.family.name, wanted=", ".join(f.name for f in FAMILIES.values() if f.shift))  # fmt: skip
-    trainer = Trainer(model.train(), settings.optimizer, settings.num_steps)
+    trainer = Trainer(model.train(), settings.optimizer, settings.num_steps, launch)
     curve: list[dict[str, Any]] = []
     recent: list[float] = []  # losses since the curve's last row
     if saved := workspace.load():
         trainer.load_state(saved[0])
         curve, recent = saved[1]["curve"], saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
-        seed_dropout(model, key_for(seed, stage, "dropout", trainer.num_steps))
-        stats = trainer.step(_micro_batches(model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
+        seed_dropout(trainer.model, key_for(seed, stage, "dropout", trainer.num_steps))
+        stats = trainer.step(_micro_batches(trainer.model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
         recent.append(stats.loss)
         done = trainer.num_steps
         due = done % settings.save_every == 0 or done == settings.num_steps
@@ -115,6 +118,7 @@ def train_sft(
         if due or workspace.stopping():
             workspace.save(trainer.state(), {"curve": curve, "recent": recent})
         on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
+    trainer.follow()
     model.eval()
     return curve
 
@@ -133,16 +137,16 @@ def _micro_batches(
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
 
-    def loss_of(indices: list[int]) -> Callable[[], torch.Tensor]:
+    def loss_of(indices: list[int], counts: bool) -> Callable[[], torch.Tensor]:
         def loss() -> torch.Tensor:
             chosen, shown = [batch[i] for i in indices], [plans[i] for i in indices]
             views = build_views(chosen, shown, block_size, model.family, tokenizer.mask_id, settings.row_tokens or 0)
-            return sft_loss(token_logprobs(model, views, temperature=1.0), views.weight.to(model.device) / num_trainable)
+            return sft_loss(token_logprobs(model, views, temperature=1.0), views.weight.to(model.device) / num_trainable * counts)
 
         return loss
 
-    share = packed if settings.row_tokens is None else together
-    return [loss_of(indices) for indices in share(lengths, settings.micro_batch_tokens)]
+    pack = packed if settings.row_tokens is None else together
+    return [loss_of(*item) for item in distributed.share(pack(lengths, settings.micro_batch_tokens))]
 
 
 def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: Training, rng: np.random.Generator) -> Plan:

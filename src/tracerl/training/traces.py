@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from tracerl import distributed
 from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, recorded_settings
 from tracerl.models.tokenizer import Tokenizer
@@ -19,15 +20,17 @@ def preferred_solutions(
     occasion: Occasion,
     on_done: Callable[[int], None],
 ) -> list[Rollout]:
-    """The worked solution of every task, with the step map of the model's own preferred order."""
+    """The worked solution of every task, with the step map of the model's own preferred order. Ranks share the tasks."""
     recorded = {**recorded_settings(settings.sampler, model), "cache_mode": "none", "remasking": "preferred"}
     rollouts = []
-    for start in range(0, len(tasks), settings.batch_size):
-        batch = tasks[start : start + settings.batch_size]
+    own = tasks[distributed.own_slice(len(tasks))]
+    for start in range(0, len(own), settings.batch_size):
+        batch = own[start : start + settings.batch_size]
         known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer) for task in batch]
         ordered = preferred_order(model, known, settings.block_size, settings.pick, settings.step_tokens)
         rollouts += [
             occasion.row(task, 0, t, task.solution, "correct", {"correct": 1.0}, recorded) for task, t in zip(batch, ordered, strict=True)
         ]
         on_done(len(batch))
-    return rollouts
+    on_done(len(tasks) - len(own))
+    return distributed.gathered(rollouts)

@@ -1,17 +1,21 @@
 """The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with globally counted denominators.
 
 SFT, the policy and the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
-number, so that a resumed run continues bit for bit.
+number, so that a resumed run continues bit for bit. Of several ranks each brings its micro-batches, as many as the others, and gradients
+are summed; under ZeRO (launch.zero 1 to 3) DeepSpeed keeps the states in parts, see sharded.py.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 import torch
 
-from tracerl.config import Optimizer
+from tracerl import distributed
+from tracerl.config import Launch, Optimizer
 from tracerl.errors import TrainingError
+from tracerl.training.sharded import Model, Sharded, adamw
 
 
 @dataclass(frozen=True)
@@ -23,50 +27,75 @@ class StepStats:
     lr: float
 
 
-class Trainer:
-    """A model with its optimizer. `total_steps` is where the rate schedule ends."""
+class Trainer(Generic[Model]):
+    """A model with its optimizer; `model` is what losses are computed with, see `follow`.
 
-    def __init__(self, model: torch.nn.Module, settings: Optimizer, total_steps: int) -> None:
-        self.model, self.settings, self.total_steps = model, settings, total_steps
+    `total_steps` is where the rate schedule ends. launch: how states are sharded, if they are.
+    """
+
+    def __init__(self, model: Model, settings: Optimizer, total_steps: int, launch: Launch | None = None) -> None:
+        self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0
+        self.sharded = Sharded(model, settings, launch) if launch is not None and launch.zero else None
+        self.model = model if self.sharded is None else self.sharded.model
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True
-        )
+        self.optimizer = adamw(self.parameters.values(), settings)
 
-    def step(self, losses: Iterable[Callable[[], torch.Tensor]]) -> StepStats:
-        """One optimizer step on the sum of `losses`, each a micro-batch that is run and back-propagated in turn.
+    def follow(self) -> None:
+        """Brings the model that was given, which samples and is published, up to date with the trained one. All ranks must call it."""
+        if self.sharded is not None:
+            self.sharded.follow()
 
-        Raises TrainingError, with the weights untouched, if the loss or the gradient norm is not finite.
+    def step(self, losses: Sequence[Callable[[], torch.Tensor]]) -> StepStats:
+        """One optimizer step on the sum of `losses` over all ranks, each a micro-batch that is run and back-propagated in turn.
+
+        Raises TrainingError if the loss or the gradient norm is not finite: with the weights untouched, except that DeepSpeed has made its
+        step when it knows the norm.
         """
         rate = rate_at(self.num_steps, self.total_steps, self.settings)
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        for loss_of in losses:
+        for number, loss_of in enumerate(losses, start=1):
             loss = loss_of()
             value = float(loss.detach())
             self._check(value, "loss")
-            loss.backward()  # type: ignore[no-untyped-call]
+            if self.sharded is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                self.sharded.backward(loss, last=number == len(losses))
             total += value
+        norm = self._apply(rate) if self.sharded is None else self.sharded.step(rate)
+        self._check(norm, "gradient norm")
+        self.num_steps += 1
+        return StepStats(distributed.summed({"loss": total})["loss"], norm, rate)
+
+    def _apply(self, rate: float) -> float:
+        """AdamW on the gradients summed over ranks; returns their norm before clipping."""
+        distributed.add_up([parameter.grad for parameter in self.parameters.values() if parameter.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm))
         self._check(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
-        self.num_steps += 1
-        return StepStats(total, norm, rate)
+        return norm
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Trained weights, moments and step count, by name."""
-        tensors = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        """Trained weights, moments and step count, by name. All ranks must call it."""
+        return {**(self._state() if self.sharded is None else self.sharded.state()), "num_steps": torch.tensor(self.num_steps)}
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
-        return {**tensors, "num_steps": torch.tensor(self.num_steps)}
+        return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Continues from what `state` returned."""
+        """Continues from what `state` returned, under any number of ranks and any ZeRO stage."""
         self.num_steps = int(tensors["num_steps"])
+        if self.sharded is not None:
+            self.sharded.load_state(tensors, self.num_steps)
+            return
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"model.{name}"])

@@ -1,0 +1,142 @@
+"""DeepSpeed under the optimisation loop: ZeRO 1 to 3, with weights and moments read and written whole, by name.
+
+DeepSpeed keeps optimizer states (1), gradients too (2), or weights too (3) in parts, one on each rank. Everything that leaves this module
+is whole again: a saved state has the same names and shapes under every ZeRO stage and number of ranks, so that a run goes on under
+another, and there is no conversion of checkpoints and no pickle.
+
+Gradients are sums over ranks, as everywhere here: DeepSpeed takes means, which the loss is scaled up for.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from tracerl import distributed
+from tracerl.config import Launch, Optimizer
+from tracerl.errors import TrainingError
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_WHOLE_AT_ONCE = 16  # parameters gathered together
+
+
+def adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
+    """The optimizer of every training."""
+    return torch.optim.AdamW(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True)
+
+
+class Sharded(Generic[Model]):
+    """A model under ZeRO. `model` is what losses are computed with: the given one, or under ZeRO 3 a copy of it that is kept in parts."""
+
+    def __init__(self, model: Model, settings: Optimizer, launch: Launch) -> None:
+        self.given, self.zero = model, launch.zero
+        self.model = copy.deepcopy(model) if self.zero == 3 else model
+        self.stale = False
+        kind = next(model.parameters()).dtype
+        zero: dict[str, Any] = {"stage": self.zero}
+        if launch.offload:
+            zero["offload_optimizer"] = {"device": "cpu"}
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "gradient_clipping": settings.clip_norm,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": kind == torch.bfloat16},
+            "fp16": {"enabled": kind == torch.float16},
+        }
+        optimizer = adamw((p for p in self.model.parameters() if p.requires_grad), settings)
+        self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[0]
+        self.parameters = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Adds the gradients of a micro-batch; on the last one of a step they are complete on every rank."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * distributed.size(), scale_wrt_gas=False)
+        # DeepSpeed would do this in its forward, which the losses do not go through: the next micro-batch adds to this one's gradients.
+        self.engine.optimizer.clear_backward_seen_flag()
+
+    def step(self, rate: float) -> float:
+        """One optimizer step; the norm of the gradients before clipping."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        self.stale = True
+        return float(self.engine.get_global_grad_norm())
+
+    def follow(self) -> None:
+        """Brings the given model, whole on every rank, up to date with the parts. All ranks must call it."""
+        if self.zero == 3 and self.stale:
+            pairs = list(zip(self.model.parameters(), self.given.parameters(), strict=True))
+            gather = _deepspeed().zero.GatheredParameters
+            for first in range(0, len(pairs), _WHOLE_AT_ONCE):
+                part = pairs[first : first + _WHOLE_AT_ONCE]
+                with gather([source for source, _ in part]), torch.no_grad():
+                    for source, target in part:
+                        target.copy_(source)
+        self.stale = False
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Trained weights in float32 or wider and moments, whole. All ranks must call it."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        tensors = {f"model.{name}": safe_get_full_fp32_param(p).cpu() for name, p in self.parameters.items()}
+        states = list(self.engine.optimizer.optimizer.state.values())
+        if not states or not float(states[0]["step"]):
+            return tensors
+        for name, parameter in self.parameters.items():
+            tensors[f"optimizer.step.{name}"] = states[0]["step"].clone()
+            for key in _MOMENTS:
+                tensors[f"optimizer.{key}.{name}"] = safe_get_full_optimizer_state(parameter, key).cpu()
+        return tensors
+
+    def load_state(self, tensors: dict[str, torch.Tensor], num_steps: int) -> None:
+        """Continues from what `state` returned, whatever the ZeRO stage and the number of ranks were."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        if self.zero == 3:
+            self._check_parts()
+        elif num_steps:  # one step of nothing makes DeepSpeed create the moments that are then replaced
+            self.backward(sum((parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())), last=True)
+            self.step(0.0)
+        for name, parameter in self.parameters.items():
+            value = tensors[f"model.{name}"].to(parameter.device)
+            safe_set_full_fp32_param(parameter, value)
+            if self.zero == 3:
+                with _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                    parameter.copy_(value)
+            for key in _MOMENTS if num_steps else ():
+                safe_set_full_optimizer_state(parameter, tensors[f"optimizer.{key}.{name}"].to(parameter.device), key)
+        for state in self.engine.optimizer.optimizer.state.values():
+            state["step"].fill_(num_steps)
+        if self.zero < 3:  # the weights that forward passes use follow the wide ones
+            self.engine.optimizer.update_lp_params()
+        self.stale = True
+
+    def _check_parts(self) -> None:
+        odd = [name for name, parameter in self.parameters.items() if self.given.get_parameter(name).numel() % distributed.size()]
+        if odd:
+            raise TrainingError("under ZeRO 3 a saved state can only be resumed where every parameter divides evenly over the ranks",
+                                where=f"{odd[0]} and {len(odd) - 1} others", got=f"{distributed.size()} ranks",
+                                do="use a number of ranks that divides the model's sizes, or launch.zero: 2")  # fmt: skip
+
+
+def _deepspeed() -> Any:
+    """The package, told where it runs. Imported here: it costs seconds and is optional."""
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise TrainingError("DeepSpeed is not installed", where="launch.zero", got=error, wanted="launch.zero: 0, or the package",
+                            do="pip install 'tracerl[deepspeed]'") from error  # fmt: skip
+    deepspeed.utils.logger.setLevel(logging.WARNING)
+    if not torch.cuda.is_available():
+        # Its shared-memory collectives are compiled at first use, for a minute; gloo's do.
+        compatible = getattr(deepspeed.ops, "__compatible_ops__", {})
+        compatible["deepspeed_shm_comm"] = False
+    return deepspeed
