@@ -68,12 +68,13 @@ SFT = {
 
 
 def block(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False, enlarge: bool = False, **sampler: Any) -> Tree:
-    """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to block 8 (60 and 40 iterations)."""
+    """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to block 8 in a round of two phases."""
     rounds: dict[str, Tree] = {"math": {**BLOCK_RL, "init": "sft@trace" if sft else "base"}}
     if enlarge:
-        wide = {"sampler": {**BLOCK_SAMPLER, "block_size": 8, "steps_per_block": 8}}
-        rounds["enlarge"] = {**BLOCK_RL, "init": "rl@math", "iterations": 60, "train_block_size": 8}
-        rounds["wide"] = {**BLOCK_RL, "init": "rl@enlarge", "iterations": 40, "train_block_size": 8, **wide}
+        small, wide = ({"block_size": size, "steps_per_block": size} for size in (4, 8))
+        phases = [{"name": "small", "iterations": 60, "sampler": small}, {"name": "wide"}]  # rollouts at 4, then at 8; training at 8
+        enlarging = {"iterations": 100, "train_block_size": 8, "phases": phases, "sampler": {**BLOCK_SAMPLER, **wide}}
+        rounds["enlarge"] = {**BLOCK_RL, "init": "rl@math", **enlarging}
     traces = {"block_size": 4, "pick": 2, "step_tokens": 2}
     return profile(path, tasks, {**BLOCK_SAMPLER, **sampler}, traces, {"trace": SFT} if sft else {}, rounds, ["static", "dynamic"])
 

@@ -3,10 +3,12 @@
 Example: python -m stages.rl short
 """
 
+from collections import Counter
+
 from stages import context
 from tracerl import distributed
 from tracerl.disk import write_json
-from tracerl.evaluation.responses import fitting_tasks
+from tracerl.evaluation.responses import fitting_tasks, opening_ids
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -22,8 +24,8 @@ def main(name: str) -> None:
     configure(params.verification)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
-    asked = settings.held_out.tasks or list(settings.tasks)
-    files = context.task_files(dict.fromkeys([*settings.tasks, *asked]))
+    asked, drawn = settings.held_out.tasks or list(settings.tasks), dict.fromkeys(t for one in settings.stretches for t in one.tasks)
+    files = context.task_files(dict.fromkeys([*drawn, *asked]))
     space = context.workspace(stage, params, settings, [start, *files.values()])
 
     def initial() -> tuple[Transformer, Tokenizer]:
@@ -34,8 +36,10 @@ def main(name: str) -> None:
     value_model = None
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
-    tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
-    train = {task_set: context.trainable(tasks[task_set]) for task_set in settings.tasks}
+    samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
+    tightest = min(samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one)))
+    tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)
+    train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
     test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
     show = context.progress(stage, "iteration")
     curves = train_rl(
@@ -65,6 +69,7 @@ def main(name: str) -> None:
     metrics = {
         "policy_hash": policy_hash(model),
         "iterations": settings.iterations,
+        **({} if settings.phases is None else {"phases": Counter(row["phase"] for row in curves["train"])}),
         "responses": sum(row["sampled_groups"] for row in curves["train"]) * settings.group_size,
         "dropped_prompt_too_long": dropped,
         "held_out": {mode: {f: {"before": first[mode][f], "after": last[mode][f]} for f in figures} for mode in last},

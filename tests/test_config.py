@@ -395,6 +395,44 @@ def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes
     assert all(part in text for part in parts), text
 
 
+@pytest.mark.parametrize(
+    ("phases", "parts"),
+    [
+        ([], ["rl.short.phases"]),
+        ([{"name": "a", "iteration": 3}], ["rl.short.phases.0.iteration: unknown key; did you mean 'iterations'?"]),
+        ([{"name": "a", "iterations": 0}], ["rl.short.phases.0.iterations"]),
+        ([{"name": "a/b"}], ["rl.short.phases.0.name"]),
+        ([{"name": "a", "until": {"accuracy": 1.5, "over": 1}}], ["rl.short.phases.0.until.accuracy"]),
+        ([{"name": "a", "until": {"accuracy": 0.5}}], ["rl.short.phases.0.until.over"]),
+        ([{"name": "a", "iterations": 1}, {"name": "a"}], ["two phases have one name: a, a"]),
+        ([{"name": "a"}, {"name": "b"}], ["phase 'b' never begins"]),
+        ([{"name": "a", "iterations": 40}, {"name": "b"}], ["phase 'b' never begins", "all 40 iterations"]),
+        ([{"name": "a", "sampler": {"block_sise": 8}}], ["phase 'a' does not fit the round", "sampler.block_sise"]),
+        ([{"name": "a", "sampler": {"block_size": 8}}], ["phase 'a' does not fit the round", "train_block_size 4 is not a multiple"]),
+        ([{"name": "a", "groups": 100}], ["phase 'a' does not fit the round", "min_groups <= groups <= max_sampled_groups"]),
+        ([{"name": "a", "tasks": {"nothing": 1.0}}], ["rl.short.phases: no task set 'nothing'"]),
+    ],
+)
+def test_phases_fit_their_round(phases, parts):
+    text = error_of(with_method(phases=phases))
+    assert all(part in text for part in parts), text
+
+
+def test_a_phase_may_begin_as_soon_as_a_bar_before_it_can_be_met():
+    bar = {"accuracy": 0.5, "over": 3}
+    for first in ({"name": "a", "iterations": 50, "until": bar}, {"name": "a", "until": bar}):
+        assert len(parse_params(with_method(phases=[first, {"name": "b"}]), "").rl["short"].stretches) == 2
+
+
+def test_a_phase_changes_what_it_names_and_nothing_else():
+    wide, small = ({"block_size": size, "steps_per_block": size} for size in (8, 4))
+    settings = round_of(
+        "tracerl", wide, train_block_size=8, phases=[{"name": "small", "iterations": 6, "sampler": small}, {"name": "wide"}]
+    )
+    own = settings.model_copy(update={"phases": None})
+    assert settings.stretches == [own.model_copy(update={"sampler": settings.sampler.model_copy(update=small)}), own]
+
+
 def test_every_method_parses_with_its_own_keys():
     for method in METHOD_KEYS:
         assert round_of(method).method == method

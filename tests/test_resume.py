@@ -2,19 +2,22 @@
 
 SIGKILL falls at random moments (fixed seed): up to a tenth of a second after the n-th change that the stage makes in its scratch folder, n
 drawn anew for each kill. Finished units are kept, not made again: a stage that started over after every kill would end with the same
-bytes too.
+bytes too. The round of RL has all that a round can remember: a value model, a reference that moves, and phases.
 """
 
+import json
 import random
 import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
 
 from tests.tiny_run import digests, fails, run_stage, start_stage, tiny_params, write_params
+from tracerl.store.files import read_rollouts
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,11 +31,24 @@ OUTPUTS = {
 }
 
 
+def resumable_params() -> dict[str, Any]:
+    """The small params, with rl.short carrying state of every kind from iteration to iteration."""
+    params = tiny_params()
+    optimizer = {**params["rl"]["short"]["optimizer"], "lr": 0.01}
+    value = {"start": "policy", "discount": 1.0, "trace": 0.95, "clip": 0.2, "every": 2, "updates": 2, "optimizer": optimizer}
+    phases = [
+        {"name": "easy", "until": {"accuracy": 0.0, "over": 2}, "tasks": {"sums-short": 1}},
+        {"name": "both", "iterations": 1, "sampler": {"block_size": 2, "steps_per_block": 2}},
+    ]
+    params["rl"]["short"].update(advantages="gae", value=value, kl_to="synced", sync_every=3, phases=phases)
+    return params
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the chain up to rl@short and its evaluation has run once."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    write_params(folder, tiny_params())
+    write_params(folder, resumable_params())
     for command in (("tasks",), ("base",), *STAGES.values()):
         run_stage(folder, *command)
     return folder
@@ -71,7 +87,7 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_stage_asked_to_stop_saves_the_step_it_is_in(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
     """Long before the next save was due; and its curve, which averages over the steps since the last row, is the same in the end."""
-    params = tiny_params()
+    params = resumable_params()
     params["sft"]["short"]["save_every"] = params["sft"]["short"]["num_steps"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     for folder in (whole, stopped):
@@ -104,6 +120,19 @@ def test_two_processes_do_not_work_on_one_stage(undisturbed: Path, tmp_path: Pat
     process.communicate()
     run_stage(folder, *STAGES["rl"])
     assert digests(folder) == digests(undisturbed)
+
+
+def test_a_round_tells_in_which_phase_each_iteration_was(undisturbed: Path) -> None:
+    """And its value model, its figures and the rollouts at the phase's block size are there: what the kills above are about."""
+    curve = (undisturbed / "reports" / "curves" / "rl@short.tsv").read_text().splitlines()
+    rows = [dict(zip(curve[0].split("\t"), line.split("\t"), strict=True)) for line in curve[1:]]
+    assert [row["phase"] for row in rows] == ["easy", "easy", "both", "easy"]
+    assert float(rows[-1]["value_loss"]) > 0
+    metrics = json.loads((undisturbed / "reports" / "metrics" / "rl@short.json").read_text())
+    assert metrics["phases"] == {"easy": 3, "both": 1}
+    assert (undisturbed / "data" / "checkpoints" / "rl@short" / "value" / "model.safetensors").is_file()
+    blocks = [set(read_rollouts(path)["block_size"].to_pylist()) for path in (undisturbed / "data/rollouts/rl@short").glob("iter-00003*")]
+    assert blocks == [{2}]
 
 
 def remove_outputs(folder: Path, stage: str) -> None:

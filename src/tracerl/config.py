@@ -6,9 +6,9 @@ and the keys that exist. Checks that need two keys at once (a block size that do
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -355,6 +355,40 @@ RewardPart = Literal[
 ]
 
 
+class Bar(Section):
+    """What ends a phase: the mean accuracy of the training responses in its last `over` iterations is at least `accuracy`."""
+
+    accuracy: float = Fraction
+    over: int = Positive
+
+
+class Phase(Section):
+    """A stretch of a round: the keys of the round that it changes, and when it ends; docs/curriculum.md has examples.
+
+    It ends after `iterations` or as soon as `until` is met, whichever comes first; with neither it lasts to the end of the round. After the
+    last phase the first one follows. A key that is left out is the round's own; sampler: the keys of the sampler that change.
+    """
+
+    name: Name
+    iterations: int | None = Field(default=None, gt=0)
+    until: Bar | None = None
+    tasks: Shares | None = None
+    groups: int | None = None
+    max_sampled_groups: int | None = None
+    min_groups: int | None = None
+    pass_rate: tuple[float, float] | None = None
+    train_block_size: int | None = None
+    shrink: int | None = None
+    micro_batch_tokens: int | None = None
+    sampler: dict[str, Any] | None = None
+
+    @property
+    def shortest(self) -> int | None:
+        """The fewest iterations after which it can end; None if it never does."""
+        ends = [self.iterations, None if self.until is None else self.until.over]
+        return min((end for end in ends if end is not None), default=None)
+
+
 class RlRound(Section):
     """Reinforcement learning from checkpoint `init` by one of the methods of objectives/methods.py; see training/rl.py.
 
@@ -372,6 +406,8 @@ class RlRound(Section):
     in `noise`. prompt_masking: probability of masking a prompt token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's
     upper bound and its share in the mixture. segments: how many segments of `shrink` steps are scored. order_weight, order_clip: of the
     order's term.
+    phases: what changes inside the round, iteration by iteration (null: nothing). Held-out problems are asked under the round's own keys
+    from first to last.
     """
 
     init: str
@@ -414,6 +450,34 @@ class RlRound(Section):
     held_out: HeldOut
     optimizer: Optimizer
     sampler: Sampler
+    phases: Annotated[list[Phase], Field(min_length=1)] | None = None
+
+    def during(self, phase: Phase) -> "RlRound":
+        """The round as it is in one of its phases. Raises ValueError if what the phase changes does not fit."""
+        changes = phase.model_dump(exclude={"name", "iterations", "until", "sampler"}, exclude_none=True)
+        sampler = {**self.sampler.model_dump(), **(phase.sampler or {})}
+        return RlRound.model_validate_json(json.dumps({**self.model_dump(), **changes, "sampler": sampler, "phases": None}))
+
+    @property
+    def stretches(self) -> "list[RlRound]":
+        """The round as it is in each of its phases; itself alone if it has none."""
+        return [self.during(phase) for phase in self.phases] if self.phases else [self]
+
+    @model_validator(mode="after")
+    def _phases_follow_each_other(self) -> Self:
+        before: int | None = 0
+        for phase in self.phases or ():
+            if before is None or before >= self.iterations:
+                raise ValueError(f"phase {phase.name!r} never begins: the phases before it last for all {self.iterations} iterations")
+            before = None if phase.shortest is None else before + phase.shortest
+            try:
+                self.during(phase)
+            except ValidationError as error:
+                problems = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in error.errors())
+                raise ValueError(f"phase {phase.name!r} does not fit the round: {problems}") from None
+        if len({phase.name for phase in self.phases or ()}) < len(self.phases or ()):
+            raise ValueError(f"two phases have one name: {', '.join(phase.name for phase in self.phases or ())}")
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -587,6 +651,9 @@ class Params(Section):
         users: list[tuple[str, str, list[str]]] = [("traces", self.traces.checkpoint, [*self.traces.preferred, *self.traces.rollouts])]
         users += [(f"sft.{name}", item.init, list(item.tasks)) for name, item in self.sft.items()]
         users += [(f"rl.{name}", item.init, list(item.tasks)) for name, item in self.rl.items()]
+        users += [
+            (f"rl.{name}.phases", item.init, [*one.tasks]) for name, item in self.rl.items() for one in item.phases or () if one.tasks
+        ]
         users += [(f"rl.{name}.held_out", item.init, item.held_out.tasks or []) for name, item in self.rl.items()]
         users += [(f"evaluate.{name}", item.checkpoint, item.tasks) for name, item in self.evaluate.items()]
         users += [("base.train", "base", list(self.base.train.tasks))]
@@ -653,6 +720,13 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
     for part in location[:-1]:
         fields = getattr(section, "model_fields", None)
         annotation = fields[part].annotation if fields and part in fields else section
-        arguments = [a for a in getattr(annotation, "__args__", ()) if isinstance(a, type) and issubclass(a, Section)]
-        section = arguments[0] if arguments else annotation
+        section = next(_sections_in(annotation), annotation)
     return list(getattr(section, "model_fields", {}))
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:
+    """The sections that an annotation names, however deep: `Phase` in `list[Phase] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections_in(part)

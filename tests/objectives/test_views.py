@@ -20,6 +20,7 @@ from tracerl.objectives.views import (
     READ,
     SHOWN,
     build_views,
+    causal_plan,
     coupled_plan,
     masked_response_plan,
     segment_plan,
@@ -189,13 +190,16 @@ def test_hidden_predicted_and_read_are_told_apart():
 # Several documents in a row
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_same(family):
+SHIFTED = [name for name, family in FAMILIES.items() if family.shift]
+
+
+@pytest.mark.parametrize(("family", "causal"), [*((name, False) for name in FAMILIES), *((name, True) for name in SHIFTED)])
+def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_same(family, causal):
     model, record = sharp_model(family, torch.float64), FAMILIES[family]
     rng = generator_for(1, "documents")
     batch = [replace(written(p, list(range(1, r + 1)), r, 4), canvas_length=p + r) for p, r in ((3, 5), (2, 6), (4, 4), (1, 3))]
     batch = [replace(t, response_ids=rng.integers(3, 32, len(t.response_ids)).astype(np.int32)) for t in batch]
-    plans = [coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng) for t in batch]
+    plans = [causal_plan(t) if causal else coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng) for t in batch]
     apart = build_views(batch, plans, 4, record, MASK_ID)
     shared = build_views(batch, plans, 4, record, MASK_ID, row_tokens=40)
     assert len(shared.input_ids) < len(apart.input_ids)

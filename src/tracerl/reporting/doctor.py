@@ -94,11 +94,12 @@ def _needs(params: Params, arch: Architecture, dtype: torch.dtype) -> Iterator[N
     for name, sft in params.sft.items():
         yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
     for name, rl in params.rl.items():
-        need = _training(f"rl@{name}", rl, rl.lora, arch, dtype)
+        need = max((_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.stretches), key=lambda need: need.passes)
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         own, state = need.weights + reference + value * dtype.itemsize, need.state + 3 * value_state * dtype.itemsize
-        yield Need(need.stage, own, state, max(need.passes, _sampling(rl.sampler, arch, dtype)))
+        sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.stretches))
+        yield Need(need.stage, own, state, max(need.passes, sampling))
     for name, one in params.evaluate.items():
         yield Need(f"evaluate@{name}", weights, 0, _sampling(one.sampler, arch, dtype))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import duckdb
 
-from tracerl.config import Params
+from tracerl.config import Params, RlRound
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.reporting.charts import Change, Format, Series, change_chart, fixed, interval_bar, line_chart, percent, plain
@@ -69,7 +69,7 @@ def render_report(
             Round(
                 stage=stage,
                 init=settings.init,
-                block_sizes=f"samples at block size {settings.sampler.block_size}, trains at {settings.train_block_size}",
+                block_sizes=_block_sizes(settings),
                 charts=[
                     *round_charts(curves[stage], held_out[stage]),
                     group_chart(connection, stage),
@@ -102,8 +102,17 @@ def _stages(params: Params) -> dict[str, str]:
     return {"base": params.base.path or "", **params.parents}
 
 
-def _rl_stages(params: Params) -> dict[str, Any]:
+def _rl_stages(params: Params) -> dict[str, RlRound]:
     return {f"rl@{name}": settings for name, settings in params.rl.items()}
+
+
+def _block_sizes(settings: RlRound) -> str:
+    """What a round samples and trains at, phase by phase."""
+    names = [f"in phase {phase.name} " for phase in settings.phases or ()] or [""]
+    return ", ".join(
+        f"{name}samples at block size {one.sampler.block_size}, trains at {one.train_block_size}"
+        for name, one in zip(names, settings.stretches, strict=True)
+    )
 
 
 def _benchmark_order(rows: Sequence[Row]) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import predicted_logits
-from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views
+from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views, sampling_blocks
 from tracerl.types import Trajectory
 
 
@@ -22,8 +22,8 @@ from tracerl.types import Trajectory
 def preferred_order(
     model: Transformer, trajectories: Sequence[Trajectory], block_size: int, pick: int, step_tokens: int
 ) -> list[Trajectory]:
-    """The trajectories with a `step_map` of steps of `step_tokens` tokens, never across blocks of `block_size`."""
-    blocks = [(len(t.prompt_ids) + np.arange(len(t.response_ids))) // block_size for t in trajectories]
+    """The trajectories with a `step_map` of steps of `step_tokens` tokens, never across the sampler's blocks of `block_size`."""
+    blocks = [sampling_blocks(t, model.family, block_size) for t in trajectories]
     selection = [np.zeros(len(b), dtype=np.int64) for b in blocks]
     round_number = 0
     while any((s == 0).any() for s in selection):

@@ -2,7 +2,8 @@
 
 One iteration: pick tasks, sample groups of responses, verify, write the rollout file, keep informative groups, values and the value
 model's update where there is one, old log-probabilities over the method's views, optimizer steps on the clipped objective, save the state,
-append the metrics. A killed run continues after its last saved iteration and repeats it exactly.
+append the metrics. A killed run continues after its last saved iteration and repeats it exactly. A round may have phases
+(training/phases.py): an iteration is one of its phase's, whose name and accuracy stand in its row.
 
 Old and new log-probabilities are taken over the same views in the same micro-batches, so that the ratio starts at 1 to rounding. Views
 that are drawn are drawn anew for every epoch; their draw is a function of (seed, stage, iteration, epoch, response).
@@ -13,7 +14,7 @@ policy term. TraceRL under a confidence order is not an unbiased estimator of th
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +41,7 @@ from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
 from tracerl.training.critic import explained, outcome, score, token_advantages, update
+from tracerl.training.phases import next_phase
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Rollout, Task, Trajectory, Views
 
@@ -124,13 +126,13 @@ def train_rl(
         if reference is not None and settings.sync_every is not None and trainer.num_steps - synced >= settings.sync_every:
             reference.load_state_dict(model.state_dict())
             synced = trainer.num_steps
-        row = rounds.iterate(train_tasks, iteration)
+        row = rounds.next_stretch(curves["train"]).iterate(train_tasks, iteration)
         curves["train"].append(row)
         if iteration % settings.held_out.every == 0 or iteration == settings.iterations:
             curves["held_out"] += rounds.held_out(test_tasks, iteration)
         if iteration % settings.save_every == 0 or iteration == settings.iterations or workspace.stopping():
             workspace.save(rounds.state(), {"curves": curves, "iteration": iteration, "synced": synced})
-        on_iteration(iteration, settings.iterations, f"reward {row['reward']:.2f}")
+        on_iteration(iteration, settings.iterations, _said(row))
     if value is not None:
         value.trainer.follow()
     return curves
@@ -138,7 +140,7 @@ def train_rl(
 
 @dataclass(frozen=True)
 class _Round:
-    """What stays the same through a round. model: the policy, whole on every rank. trainer: of the policy."""
+    """What stays the same through a round, or one of its phases. model: the policy, whole on every rank. trainer: of the policy."""
 
     model: Transformer
     trainer: Trainer[Transformer]
@@ -150,6 +152,14 @@ class _Round:
     seed: int
     stage: str
     workspace: Workspace
+    phase: str | None = None
+
+    def next_stretch(self, rows: Sequence[Mapping[str, Any]]) -> "_Round":
+        """The round as it is in the iteration after `rows` of the training curve."""
+        if self.settings.phases is None:
+            return self
+        phase = next_phase(self.settings.phases, rows)
+        return replace(self, settings=self.settings.during(phase), phase=phase.name)
 
     def iterate(self, tasks: dict[str, list[Task]], iteration: int) -> dict[str, Any]:
         """One iteration; returns its metrics."""
@@ -177,6 +187,7 @@ class _Round:
         summary = summarise(table, 1, self.seed)
         return {
             "iteration": iteration,
+            **({} if self.phase is None else {"phase": self.phase, "accuracy": summary["accuracy"]}),
             "reward": float(np.mean([r.reward for r in rollouts])),
             "sampled_groups": len(groups),
             "kept_groups": len(kept),
@@ -215,7 +226,8 @@ class _Round:
     def _sample_groups(self, tasks: dict[str, list[Task]], iteration: int) -> list[list[Rollout]]:
         """Groups of responses, further prompts being drawn until enough groups are informative or the cap is reached."""
         settings = self.settings
-        queue = _draw_tasks(tasks, settings.tasks, settings.max_sampled_groups, generator_for(self.seed, self.stage, iteration, "tasks"))
+        pools = {name: tasks[name] for name in settings.tasks}
+        queue = _draw_tasks(pools, settings.tasks, settings.max_sampled_groups, generator_for(self.seed, self.stage, iteration, "tasks"))
         occasion = Occasion(self.stage, iteration, policy_hash(self.model), self.seed, self.truncated_is_wrong, settings.reward)
         groups: list[list[Rollout]] = []
         missing = settings.groups
@@ -348,6 +360,11 @@ class _Round:
         if self.settings.ratio == "sequence":
             difference = response_mean(difference, units.source, units.weight)
         return float(((difference < np.log1p(-clip[0])) | (difference > np.log1p(clip[1]))).sum())
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    """An iteration's row in a few words, for a progress bar."""
+    return (f"{row['phase']}, " if "phase" in row else "") + f"reward {row['reward']:.2f}"
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

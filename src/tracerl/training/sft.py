@@ -19,9 +19,9 @@ import torch
 from tracerl import distributed
 from tracerl.config import Launch, Training
 from tracerl.errors import DataError, ParamsError
-from tracerl.models.families import FAMILIES
+from tracerl.models.families import FAMILIES, Attention
 from tracerl.models.lora import seed_dropout
-from tracerl.models.masks import block_starts_after
+from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
@@ -50,15 +50,20 @@ def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     )
 
 
-def completed(trajectory: Trajectory, block_size: int, tokenizer: Tokenizer, end_tokens: int | None = None) -> Trajectory:
-    """The trajectory filled with padding to a whole block, the closing run of end and pad tokens made trainable.
+def completed(
+    trajectory: Trajectory, block_size: int, tokenizer: Tokenizer, attention: Attention, end_tokens: int | None = None
+) -> Trajectory:
+    """The trajectory filled with padding to a whole block of sampling, the closing run of end and pad tokens made trainable.
 
-    end_tokens: how many of that run are, the first included; null for all. What a sampler wrote after its end token stays as it is and,
-    unless it is more of those, untrained.
+    Blocks are those of the sampler: on the absolute grid, or counted from the response for full attention. end_tokens: how many of that
+    run are, the first included; null for all. What a sampler wrote after its end token stays as it is and, unless it is more of those,
+    untrained.
     """
     closing = (*tokenizer.end_ids, tokenizer.pad_id)
-    total = block_starts_after(len(trajectory.prompt_ids) + len(trajectory.response_ids), block_size)
-    fill = total - len(trajectory.prompt_ids) - len(trajectory.response_ids)
+    length = len(trajectory.prompt_ids) + len(trajectory.response_ids)
+    first = first_live_start(len(trajectory.prompt_ids), block_size, attention)
+    total = first + block_starts_after(length - first, block_size)
+    fill = total - length
     ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
     steps = np.concatenate([trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)])
     logprobs, filtered = (
@@ -132,7 +137,8 @@ def _micro_batches(
     shares = np.array([settings.tasks[name] for name in examples])
     sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
     pools = list(examples.values())
-    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer, settings.end_tokens) for i in sets]
+    attention = model.family.attention
+    batch = [completed(pools[i][int(rng.integers(len(pools[i])))], block_size, tokenizer, attention, settings.end_tokens) for i in sets]
     plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
