@@ -12,6 +12,7 @@ from tracerl.config import METHOD_KEYS, RlRound
 from tracerl.models.transformer import Transformer
 from tracerl.store.workspace import Workspace
 from tracerl.training.rl import Batch, ValueSide, _Round
+from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task, Trajectory
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
@@ -51,7 +52,8 @@ def round_on(
     model: Transformer, settings: RlRound, folder: Path, reference: Transformer | None = None, value: ValueSide | None = None
 ) -> _Round:
     tokenizer: Any = TinyTokenizer()
-    return _Round(model, reference, value, tokenizer, settings, True, 1, "rl@test", Workspace(folder))
+    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs)
+    return _Round(model, trainer, reference, value, tokenizer, settings, True, 1, "rl@test", Workspace(folder))
 
 
 def rollout_of(trajectory: Trajectory, reward: float) -> Rollout:

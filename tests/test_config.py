@@ -307,6 +307,12 @@ def test_an_unknown_task_set_is_named_with_those_that_exist(path, value, place):
     assert all(part in text for part in (place, "sums-shrt", "sums-short", "arithmetic-long"))
 
 
+def test_dropout_does_not_go_with_layers_that_are_computed_twice():
+    data = changed("compute.checkpoint_layers", True)
+    data["sft"]["short"]["lora"] = {"rank": 2, "alpha": 1.0, "dropout": 0.1, "targets": ["q_proj"]}
+    assert "sft.short: checkpoint_layers" in error_of(data)
+
+
 @pytest.mark.parametrize("init", ["rl@short", "rl@long"])
 def test_a_round_that_starts_from_itself_or_its_descendant_is_an_error(init):
     data = changed("rl.short.init", init)
@@ -450,6 +456,9 @@ def test_every_method_parses_with_its_own_keys():
         ("rl.short.lora", {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]}, "rl.short.lora.dropout"),
         ("rl.short.held_out.tasks", ["nothing"], "rl.short.held_out: no task set 'nothing'"),
         ("rl.short.held_out.tasks", [], "rl.short.held_out.tasks"),
+        ("launch", {"ranks": 2, "hosts": [], "port": 29400, "zero": 0, "offload": True}, "offload needs zero"),
+        ("launch.ranks", 0, "launch.ranks"),
+        ("launch.zero", 4, "launch.zero"),
     ],
 )
 def test_where_and_what_models_are_is_checked(path, value, told):

@@ -19,7 +19,7 @@ SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 # reinforcement learning watches its held-out accuracy.
 LAYERS = [
     {"errors", "seeds"},
-    {"config", "disk"},
+    {"config", "disk", "distributed"},
     {"models"},
     {"types", "puzzles"},
     {"objectives", "rewards", "store", "tasks"},
@@ -32,7 +32,7 @@ LAYERS = [
 LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # The two places that meet the outside: the command line, and the launcher's rank variables.
-MAY_MEET_THE_OUTSIDE = {"cli.py", "training/distributed.py"}
+MAY_MEET_THE_OUTSIDE = {"cli.py", "distributed.py"}
 
 # The one module whose code runs untrusted programs. It is sent into a sandbox as text; nothing outside calls what executes.
 RUNS_INSIDE_A_SANDBOX = {"rewards/guest.py"}

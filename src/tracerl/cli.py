@@ -285,7 +285,7 @@ def export(
     from tracerl.config import Compute
     from tracerl.models.export import export_checkpoint
 
-    compute = Compute(device="cpu", dtype=dtype.value, attention="auto")
+    compute = Compute(device="cpu", dtype=dtype.value, attention="auto", checkpoint_layers=False)
     print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
 
 
@@ -479,7 +479,7 @@ def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
     from tracerl.config import Compute
     from tracerl.models.checkpoint import load_checkpoint
 
-    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto"))
+    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto", checkpoint_layers=False))
 
 
 def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":

@@ -564,12 +564,14 @@ class EvaluationDefaults(Section):
 class Compute(Section):
     """Where models run. device: "auto" is CUDA if there is one. dtype: of the weights, "stored" as they are in the checkpoint.
 
-    attention: the back end, see models/attention.py.
+    attention: the back end, see models/attention.py. checkpoint_layers: whether training keeps only what enters each layer and computes
+    the rest again in the backward pass, which takes a third more time and a fraction of the memory.
     """
 
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
     attention: Literal["auto", "sdpa", "flex", "flash"]
+    checkpoint_layers: bool
 
 
 class Launch(Section):
@@ -670,6 +672,9 @@ class Params(Section):
         for name, item in self.sft.items():
             if item.data == "traces" and not traced.issuperset(item.tasks):
                 raise ValueError(f"sft.{name}: no traces are collected of {sorted(set(item.tasks) - traced)}; add them to traces")
+        for name, item in self.sft.items():
+            if self.compute.checkpoint_layers and item.lora is not None and item.lora.dropout:
+                raise ValueError(f"sft.{name}: checkpoint_layers computes a layer twice, and its dropout would not be the same")
         for name in self.parents:
             line = [name]
             while (parent := self.parents.get(line[-1])) is not None:

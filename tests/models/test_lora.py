@@ -22,7 +22,7 @@ from tracerl.seeds import generator_for
 from tracerl.training.trainer import Trainer
 
 TOKENIZER = character_tokenizer()
-CPU = Compute(device="cpu", dtype="stored", attention="auto")
+CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
 LORA = Lora(rank=4, alpha=8.0, dropout=0.0, targets=["q_proj", "v_proj", "o_proj", "down_proj"])
 IDS = torch.arange(2, 14).reshape(2, 6)
 
@@ -99,7 +99,7 @@ def test_a_saved_adapter_is_small_and_comes_back_with_its_base(base, tmp_path):
 @torch.no_grad()
 def test_an_adapter_follows_its_base_into_another_precision(base, tmp_path):
     save_checkpoint(trained(base), TOKENIZER, tmp_path / "adapter")
-    half = Compute(device="cpu", dtype="bfloat16", attention="auto")
+    half = Compute(device="cpu", dtype="bfloat16", attention="auto", checkpoint_layers=False)
     for model in (load_checkpoint(tmp_path / "adapter", half)[0], load_for_training(tmp_path / "adapter", half, LORA, generator_for(1))[0]):
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     save_checkpoint(load_for_training(base, half, LORA, generator_for(1))[0], TOKENIZER, tmp_path / "half")
@@ -111,7 +111,7 @@ def test_only_adapters_are_trained_and_a_resumed_step_is_the_same(base):
     lora = LORA.model_copy(update={"dropout": 0.3})
     frozen = {name: p.clone() for name, p in load_checkpoint(base)[0].named_parameters()}
 
-    def after(model: Transformer, count: int, state: dict[str, torch.Tensor] | None = None) -> Trainer:
+    def after(model: Transformer, count: int, state: dict[str, torch.Tensor] | None = None) -> Trainer[Transformer]:
         trainer = Trainer(model.train(), settings, 4)
         if state is not None:
             trainer.load_state(state)

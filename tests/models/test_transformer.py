@@ -165,6 +165,19 @@ def test_fresh_weights_are_a_function_of_the_seed(family):
             assert torch.equal(parameter, torch.zeros_like(parameter) if name.endswith("bias") else torch.ones_like(parameter))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_computed_again_give_the_same_gradients(family):
+    model = sharp_model(family, torch.float64)
+    blocks = attention_blocks(torch.arange(LENGTH), 4, model.family.attention)
+    gradients = []
+    for again in (False, True):
+        model.checkpoint_layers = again
+        model.zero_grad()
+        model(token_ids(), layout(blocks)).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_tied_embeddings_are_one_parameter():
     model = new_model(tiny_architecture("sdar", tie_embeddings=True), generator_for(1, "weights"))
     assert model.lm_head.weight is model.model.embed_tokens.weight

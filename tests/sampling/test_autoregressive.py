@@ -21,8 +21,8 @@ from tracerl.sampling.sampler import Request
 from tracerl.seeds import key_for
 from tracerl.types import Task
 
-CPU = Compute(device="cpu", dtype="stored", attention="auto")
-DOUBLE = Compute(device="cpu", dtype="float64", attention="auto")
+CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
+DOUBLE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
 KINDS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
 TOKENIZER = character_tokenizer()
 

@@ -129,7 +129,7 @@ def test_a_value_conditions_on_the_steps_before_its_own_and_a_fresh_head_says_no
 
 def value_side(policy: Transformer, settings_: Any, updates: int) -> ValueSide:
     model = ValueModel(policy)
-    return ValueSide(model, settings_.value, Trainer(model, settings_.value.optimizer, updates))
+    return ValueSide(settings_.value, Trainer(model, settings_.value.optimizer, updates))
 
 
 @pytest.mark.parametrize("family", ["sdar", "dream"])

@@ -78,7 +78,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
     token_ids: ids that replace the directory's own. Raises CheckpointError naming the file, the tensor, what was found and what was wanted,
     and ParamsError for a device or attention back end that is not there.
     """
-    compute = compute or Compute(device="cpu", dtype="stored", attention="auto")
+    compute = compute or Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
     if (directory / _ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
         config = read_json(directory / _ADAPTER_CONFIG)
         base = (directory / str(config.get("base_model_name_or_path"))).resolve()
@@ -109,7 +109,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
         model = Transformer(architecture)
     dtype = dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
     model = model.to(dtype).to_empty(device=device)
-    model.attention = compute.attention
+    model.attention, model.checkpoint_layers = compute.attention, compute.checkpoint_layers
     model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
     model.tie()
     _fill(model, directory)
@@ -154,7 +154,7 @@ def device_of(compute: Compute) -> torch.device:
 
 def placed(model: Transformer, compute: Compute) -> Transformer:
     """A model on the device, in the precision and with the attention back end of the params."""
-    model.attention = compute.attention
+    model.attention, model.checkpoint_layers = compute.attention, compute.checkpoint_layers
     return model.to(device_of(compute), None if compute.dtype == "stored" else _DTYPES[compute.dtype])
 
 

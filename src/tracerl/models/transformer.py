@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tracerl.models.attention import Backend, Prepared, Visibility, attend, prepare
 from tracerl.models.families import FAMILIES, Family
@@ -186,8 +187,8 @@ class Backbone(nn.Module):
 class Transformer(nn.Module):
     """The backbone and its LM head.
 
-    published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). adapters: what its low-rank
-    adapters are, if it has any (lora.py).
+    published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). checkpoint_layers: see
+    config.Compute. adapters: what its low-rank adapters are, if it has any (lora.py).
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -196,6 +197,7 @@ class Transformer(nn.Module):
         self.family = FAMILIES[architecture.family]
         self.published_config: dict[str, Any] = {}
         self.attention: Backend = "auto"
+        self.checkpoint_layers = False
         self.adapters: Adapters | None = None
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
@@ -216,7 +218,10 @@ class Transformer(nn.Module):
         seen = prepare(layout.visibility(), self.attention, x.dtype)
         rotary = rotary_table(layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype)
         for layer in self.model.layers:
-            x = layer(x, rotary, seen, layout, window)
+            if self.checkpoint_layers and torch.is_grad_enabled():
+                x = checkpoint(layer, x, rotary, seen, layout, window, use_reentrant=False)
+            else:
+                x = layer(x, rotary, seen, layout, window)
         out: torch.Tensor = self.model.norm(x)
         return out
 

@@ -9,6 +9,7 @@ Gradients are sums over ranks, as everywhere here: DeepSpeed takes means, which 
 
 import copy
 import logging
+import warnings
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -134,7 +135,8 @@ def _deepspeed() -> Any:
     except ImportError as error:
         raise TrainingError("DeepSpeed is not installed", where="launch.zero", got=error, wanted="launch.zero: 0, or the package",
                             do="pip install 'tracerl[deepspeed]'") from error  # fmt: skip
-    deepspeed.utils.logger.setLevel(logging.WARNING)
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)  # of functions that DeepSpeed calls by their old names
     if not torch.cuda.is_available():
         # Its shared-memory collectives are compiled at first use, for a minute; gloo's do.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})

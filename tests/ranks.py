@@ -1,0 +1,108 @@
+"""What tests/test_distributed.py runs on every rank: python -m tests.ranks FOLDER. The first rank writes what came of it.
+
+`round_of_rl` is also what the test runs alone, for comparison.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from safetensors.torch import save_file
+
+from tests.rounds import round_of
+from tests.tiny import tiny_architecture
+from tracerl import distributed
+from tracerl.config import Launch, Lora
+from tracerl.evaluation import responses
+from tracerl.models.lora import fit_adapters
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.models.transformer import new_model
+from tracerl.models.value import ValueModel
+from tracerl.seeds import generator_for
+from tracerl.store.workspace import Workspace
+from tracerl.training import rl
+from tracerl.types import Rollout, Task
+
+OPTIMIZER = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.5, "warmup": 0, "decay": 0.0}
+CRITIC = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 10.0, "every": 1, "updates": 2, "optimizer": OPTIMIZER}
+# By name: ZeRO stage, whether adapters are trained.
+WORLDS = {"plain": (0, False), "zero1": (1, True), "zero2": (2, False), "zero3": (3, False), "zero3-lora": (3, True)}
+
+STOPPED = ("plain", "zero2", "zero3-lora")  # of these, a state is left for another world
+
+
+class StoppedError(Exception):
+    pass
+
+
+def launch(zero: int) -> Launch:
+    return Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False)  # type: ignore[arg-type]
+
+
+def paid(rollouts: list[Rollout]) -> list[Rollout]:
+    """Right or wrong by their tokens, so that there is something to learn."""
+    rewards = [float(r.trajectory.response_ids.sum() % 3 == 0) for r in rollouts]
+    said = ["correct" if x else "wrong" for x in rewards]
+    return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
+
+
+def round_of_rl(folder: Path, zero: int, lora: bool, iterations: int, stop_after: int | None = None) -> dict[str, Any]:
+    """A round with value model, three groups of three (nine rows for two ranks), and micro-batches of a response or two."""
+    tokenizer = character_tokenizer()
+    shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
+    held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
+    few = {"groups": 3, "group_size": 3, "min_groups": 1, "max_sampled_groups": 3, "pass_rate": [0.0, 1.0], "micro_batch_tokens": 30}
+    settings = round_of("tracerl", {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 6}, advantages="gae",
+                        value=CRITIC, train_block_size=2, tasks={"set": 1.0}, held_out=held_out, iterations=iterations,
+                        optimizer=OPTIMIZER, **few)  # fmt: skip
+    tasks = [Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "") for i in range(4) for split in ("train", "test")]
+    by_split = {split: {"set": [task for task in tasks if task.split == split]} for split in ("train", "test")}
+    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
+    fit_adapters(model, Lora(rank=2, alpha=4.0, dropout=0.0, targets=["q_proj", "v_proj"]) if lora else None, folder, "0",
+                 generator_for(1, "lora"))  # fmt: skip
+    value = ValueModel(model)
+
+    def progress(done: int, total: int, text: str) -> None:
+        if done == stop_after:
+            raise StoppedError
+
+    respond = responses.respond
+    judged = patch.object(rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named)))
+    try:
+        judged.start()
+        curves = rl.train_rl(model, None, value, tokenizer, by_split["train"], by_split["test"], settings, True, 1, "rl@test",
+                             Workspace(folder), progress, launch(zero))  # fmt: skip
+    except StoppedError:
+        return {}
+    finally:
+        judged.stop()
+    if distributed.is_first():
+        parts = {"policy": model, "value": value}
+        save_file({f"{n}.{k}": v.contiguous() for n, m in parts.items() for k, v in m.state_dict().items()}, folder / "weights.safetensors")
+        (folder / "curves.json").write_text(json.dumps(curves))
+    return curves
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.join()
+    assert distributed.size() == 2
+    for name, (zero, lora) in WORLDS.items():
+        round_of_rl(folder / name, zero, lora, iterations=3)
+    for name in STOPPED:
+        zero, lora = WORLDS[name]
+        round_of_rl(folder / f"{name}-stopped", zero, lora, iterations=3, stop_after=2)
+    round_of_rl(folder / "grown", 2, False, iterations=3)  # goes on from what one process left there
+    every = distributed.gathered(list(range(7))[distributed.own_slice(7)])
+    shares = [distributed.share(list(range(n))) for n in (1, 2, 5)]
+    texts = distributed.gathered([json.dumps([every, shares])])
+    if distributed.is_first():
+        (folder / "shares.json").write_text(json.dumps([json.loads(text) for text in texts]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
