@@ -409,7 +409,7 @@ def loss_and_gradient(
         for parameter, other in zip(moved.parameters(), sharp_model(model.family.name, torch.float64, seed=2).parameters(), strict=True):
             parameter.lerp_(other, 0.01)
     figures = {"kl": 0.0, "clip_fraction": 0.0, "order_clip_fraction": 0.0}
-    total = sum((replace(round_, model=moved)._loss(part, figures) for part in prepared), torch.zeros((), dtype=torch.float64))
+    total = sum((round_on(moved, settings, folder)._loss(part, figures) for part in prepared), torch.zeros((), dtype=torch.float64))
     return float(total.detach()), torch.cat([g.reshape(-1) for g in torch.autograd.grad(total, list(moved.parameters()))])
 
 
