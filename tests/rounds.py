@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 
 from tests.tiny import END_IDS, MASK_ID
-from tracerl.config import METHOD_KEYS, RlRound
+from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.transformer import Transformer
 from tracerl.store.workspace import Workspace
 from tracerl.training.rl import Batch, ValueSide, _Round
@@ -35,6 +35,8 @@ def round_of(method: str, sampler: dict[str, Any] | None = None, **changes: Any)
     """The shipped round rl.short with this method, its keys, and changes."""
     data = yaml.safe_load(SHIPPED.read_text())["rl"]["short"]
     data.update(method=method, ratio=OWN_RATIO.get(method, "token"), **{key: METHOD_VALUES[key] for key in METHOD_KEYS[method]})
+    if method in WHOLE_RESPONSE:
+        data.update(kl="k2")
     data.update(changes)
     if method == "mask_aware":
         sampler = {"remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "max_logit", **(sampler or {})}

@@ -392,6 +392,8 @@ def with_method(**changes: Any) -> Any:
         ({"kl_to": "synced"}, ["sync_every belongs to kl_to 'synced'"]),
         ({"sync_every": 8}, ["sync_every belongs to kl_to 'synced'"]),
         ({"advantages": "gae"}, ["a value model belongs to advantages 'gae'"]),
+        ({"method": "espo", "copies": 1, "noise": [0.0, 1.0], "ratio": "sequence"}, ["kl 'k3' is the exponential of a whole response's"]),
+        ({"method": "wd1", "prompt_masking": 0.1, "ratio": "none"}, ["set kl to 'k2', or kl_weight to 0.0"]),
         ({"ratio": "response"}, ["rl.short.ratio"]),
         ({"num_pad": -1}, ["rl.short.num_pad"]),
     ],
@@ -442,6 +444,7 @@ def test_a_phase_changes_what_it_names_and_nothing_else():
 def test_every_method_parses_with_its_own_keys():
     for method in METHOD_KEYS:
         assert round_of(method).method == method
+        assert round_of(method, kl="k3", kl_weight=0.0).kl == "k3"
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,8 @@ METHOD_KEYS: dict[str, tuple[str, ...]] = {
 }
 # Methods that are defined with one kind of ratio only.
 METHOD_RATIOS: dict[str, tuple[str, ...]] = {"wd1": ("none",), "spg": ("none",), "gdpo": ("sequence",), "espo": ("sequence",)}
+# Methods that estimate one likelihood per response.
+WHOLE_RESPONSE = ("wd1", "spg", "gdpo", "espo")
 
 
 class Critic(Section):
@@ -514,8 +516,13 @@ class RlRound(Section):
             raise ValueError("method 'mask_aware' scores the order of commitment: set sampler.remasking to 'plackett_luce'")
         if (self.advantages == "gae") != (self.value is not None):
             raise ValueError(f"a value model belongs to advantages 'gae', which need it (got {self.advantages!r})")
-        if self.value is not None and self.method in ("wd1", "spg", "gdpo", "espo"):
+        if self.value is not None and self.method in WHOLE_RESPONSE:
             raise ValueError(f"method {self.method!r} has one likelihood per response: advantages 'gae' are per token")
+        if self.kl == "k3" and self.kl_weight and self.method in WHOLE_RESPONSE:
+            raise ValueError(
+                f"method {self.method!r} has one likelihood per response, and kl 'k3' is the exponential of a whole response's difference, "
+                "which a few tenths of a nat per token make explode: set kl to 'k2', or kl_weight to 0.0"
+            )
         if self.noise is not None:
             check_range("noise", self.noise, empty=False)
         if (self.kl_to == "synced") != (self.sync_every is not None):

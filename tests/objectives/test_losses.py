@@ -94,6 +94,19 @@ def test_kl_estimators_of_one_token():
     assert float(kl_penalty("k3", *arguments)) == pytest.approx(0.5 - 1 + difference)
 
 
+def test_a_response_that_is_far_from_its_reference_is_pulled_back_by_k2_and_by_k1():
+    """A hundred nats over a whole response, half a nat per token of two hundred: beyond what an exponential can bear."""
+    for distance in (-100.0, 100.0):
+        for kind, slope in (("k1", 1.0), ("k2", distance)):
+            logprobs = doubles(-500.0).requires_grad_()
+            penalty = kl_penalty(kind, logprobs, logprobs.detach() - distance).sum()
+            assert torch.autograd.grad(penalty, logprobs)[0].tolist() == [slope]
+
+
+def test_the_exponential_of_k3_is_clamped_to_a_named_constant():
+    assert kl_penalty("k3", doubles(-1e4), doubles(0.0)).tolist() == pytest.approx([math.exp(MAX_LOG_RATIO) - 1 - MAX_LOG_RATIO])
+
+
 distributions = st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3).map(lambda w: doubles(*w) / sum(w))
 
 

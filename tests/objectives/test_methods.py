@@ -12,7 +12,7 @@ from torch import nn
 from tests.objectives.test_views import written
 from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
 from tests.tiny import MASK_ID, chi_square_z, sharp_model
-from tracerl.config import METHOD_KEYS, RlRound
+from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import plackett_luce_logprobs, token_and_order_logprobs, token_logprobs
@@ -30,6 +30,7 @@ LLADA = FAMILIES["llada"]
 def test_every_method_of_the_params_exists_and_is_told_its_own_keys_only():
     assert set(METHODS) == set(METHOD_KEYS)
     assert {key for keys in METHOD_KEYS.values() for key in keys} == set(METHOD_VALUES)
+    assert {name for name, method in METHODS.items() if method.unit == "response"} == set(WHOLE_RESPONSE)
 
 
 # Three tokens, by hand. P = 1, steps 1 2 3 in the order of the positions, nothing ends.

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.objectives.test_methods import responses
 from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
+from tracerl.config import Lora
 from tracerl.errors import CheckpointError
-from tracerl.evaluation import responses as responding
+from tracerl.models.lora import fit_adapters
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
@@ -22,11 +23,10 @@ from tracerl.objectives.advantages import explained_variance, outcome_rewards, r
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
-from tracerl.training import rl
 from tracerl.training.critic import read_values, token_advantages
 from tracerl.training.rl import ValueSide, train_rl
 from tracerl.training.trainer import Trainer
-from tracerl.types import Rollout, Task
+from tracerl.types import Task
 
 CRITIC: dict[str, Any] = {
     "start": "policy",
@@ -185,10 +185,17 @@ class KilledError(Exception):
     pass
 
 
-def trained(folder: Path, kill_after: int | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """A round of four iterations with a value model, drawn views and a reference that moves; maybe killed once and started again."""
+def fresh_policy(lora: Lora | None = None) -> Transformer:
     tokenizer = character_tokenizer()
     shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
+    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
+    fit_adapters(model, lora, Path("base"), "", generator_for(1, "lora"))
+    return model
+
+
+def trained(folder: Path, kill_after: int | None, lora: Lora | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A round of four iterations with a value model, drawn views and a reference that moves; maybe killed once and started again."""
+    tokenizer = character_tokenizer()
     sampler = {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4}
     held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
     few = {"iterations": 4, "groups": 2, "group_size": 2, "min_groups": 1, "max_sampled_groups": 4, "pass_rate": [0.0, 1.0]}
@@ -199,8 +206,7 @@ def trained(folder: Path, kill_after: int | None) -> tuple[dict[str, torch.Tenso
     tasks = [Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "") for i in range(4) for split in ("train", "test")]
     by_split = {split: {"set": [task for task in tasks if task.split == split]} for split in ("train", "test")}
     while True:
-        model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
-        reference = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
+        model, reference = fresh_policy(lora), fresh_policy(lora)
         value = ValueModel(model)
 
         def progress(done: int, total: int, text: str, last: int | None = kill_after) -> None:
@@ -217,14 +223,7 @@ def trained(folder: Path, kill_after: int | None) -> tuple[dict[str, torch.Tenso
         return {f"{n}.{k}": v.clone() for n, m in parts.items() for k, v in m.state_dict().items()}, curves
 
 
-def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_reference(tmp_path, monkeypatch):
-    def paid(rollouts: list[Rollout]) -> list[Rollout]:
-        rewards = [float(r.trajectory.response_ids.sum() % 3 == 0) for r in rollouts]
-        said = ["correct" if x else "wrong" for x in rewards]
-        return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
-
-    respond = responding.respond
-    monkeypatch.setattr(rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named)))
+def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_reference(paid, tmp_path):
     undisturbed, curves = trained(tmp_path / "whole", None)
     assert not all(torch.equal(undisturbed[f"policy.{k}"], undisturbed[f"reference.{k}"]) for k in ("lm_head.weight",))
     assert float(undisturbed["value.value_head.weight"].abs().max()) > 0
@@ -233,3 +232,40 @@ def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_ref
         resumed, again = trained(tmp_path / f"killed-{kill_after}", kill_after)
         assert all(torch.equal(undisturbed[name], resumed[name]) for name in undisturbed)
         assert again == curves
+
+
+# Adapters
+
+LORA = Lora(rank=2, alpha=4.0, dropout=0.5, targets=["q_proj", "down_proj"])
+
+
+def test_with_adapters_a_round_trains_them_and_the_head_alone_and_resumes_to_the_same_bits(paid, tmp_path):
+    undisturbed, curves = trained(tmp_path / "whole", None, LORA)
+    fresh = fresh_policy().state_dict()
+    for name, tensor in undisturbed.items():
+        model, _, rest = name.partition(".")
+        trains = ".lora_" in rest or rest.startswith("value_head")
+        if not trains:
+            assert torch.equal(tensor, fresh[rest.removeprefix("transformer.")]), f"{name} is frozen"
+    for model in ("policy", "value.transformer"):
+        assert any(bool(tensor.any()) for name, tensor in undisturbed.items() if name.startswith(f"{model}.") and ".lora_B" in name)
+    assert undisturbed["value.value_head.weight"].any()
+    resumed, again = trained(tmp_path / "killed", 3, LORA)
+    assert all(torch.equal(undisturbed[name], resumed[name]) for name in undisturbed)
+    assert again == curves
+
+
+def test_the_value_model_of_a_round_with_adapters_goes_on_in_a_round_with_the_same_only(tmp_path):
+    def policy(lora: Lora | None) -> Transformer:
+        model = sharp_model("dream")
+        fit_adapters(model, lora, Path("base"), "", generator_for(1, "lora"))
+        return model
+
+    model = ValueModel(policy(LORA))
+    assert {n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n} == {"value_head.weight", "value_head.bias"}
+    save_value_model(model, tmp_path)
+    other = load_value_model(policy(LORA), tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    for lora in (None, LORA.model_copy(update={"rank": 3}), LORA.model_copy(update={"targets": ["q_proj"]})):
+        with pytest.raises(CheckpointError, match="same lora"):
+            load_value_model(policy(lora), tmp_path)

@@ -1,7 +1,5 @@
 """Phases of a round: which one an iteration belongs to, that it is trained as the phase says, and that a killed round finds it again."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +9,14 @@ import torch
 from tests.rounds import round_of
 from tests.tiny import tiny_architecture
 from tracerl.config import Phase
-from tracerl.evaluation import responses as responding
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import new_model
 from tracerl.seeds import generator_for
 from tracerl.store.files import read_rollouts
 from tracerl.store.workspace import Workspace
-from tracerl.training import rl
 from tracerl.training.phases import next_phase
 from tracerl.training.rl import ROLLOUTS, train_rl
-from tracerl.types import Rollout, Task
+from tracerl.types import Task
 
 
 def played(phases: list[dict[str, Any]], accuracies: list[float]) -> list[str]:
@@ -91,19 +87,6 @@ def trained(
         except KilledError:
             continue
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}, curves
-
-
-@pytest.fixture
-def paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Responses are right or wrong by their tokens, so that there is something to learn."""
-
-    def judged(rollouts: list[Rollout]) -> list[Rollout]:
-        rewards = [float(r.trajectory.response_ids.sum() % 3 == 0) for r in rollouts]
-        said = ["correct" if x else "wrong" for x in rewards]
-        return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
-
-    respond: Callable[..., list[Rollout]] = responding.respond
-    monkeypatch.setattr(rl, "respond", lambda *arguments, **named: judged(respond(*arguments, **named)))
 
 
 def test_an_iteration_draws_and_samples_as_its_phase_says_and_its_row_names_the_phase(paid, tmp_path):

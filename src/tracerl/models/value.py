@@ -19,7 +19,8 @@ FOLDER, WEIGHTS = "value", "model.safetensors"
 
 
 class ValueModel(nn.Module):
-    """Backbone and head; `transformer` is a policy without its LM head."""
+    """Backbone and head; `transformer` is a policy without its LM head. Of a policy with adapters, its copies of them and the head are
+    trained."""
 
     def __init__(self, policy: Transformer) -> None:
         super().__init__()
@@ -59,6 +60,6 @@ def load_value_model(policy: Transformer, checkpoint: Path) -> ValueModel:
             model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError) as error:
         raise CheckpointError("the checkpoint's value model cannot be read", where=str(path), got=error,
-                              wanted="a value model of the policy's shape, saved by a round with advantages 'gae'",
+                              wanted="a value model of the policy's shape, saved by a round with advantages 'gae' and the same lora",
                               do="set value.start to 'policy'") from error  # fmt: skip
     return model

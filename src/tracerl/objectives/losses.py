@@ -41,12 +41,16 @@ def clipped_objective(log_ratio: torch.Tensor, advantages: torch.Tensor, clip: t
 def kl_penalty(kind: str, logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """Per-token estimate of KL(policy || reference) from log-probabilities [T]; d = logprobs - reference.
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. As a loss on its own policy's samples, k1 has zero expected gradient.
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. As a loss on its own policy's samples, k1 has zero expected gradient. Only where there is an
+    exponential is d clamped: that of a whole response may be hundreds of nats, from where k2 must still pull back.
     """
-    difference = (logprobs - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    difference = logprobs - reference
     if kind == "k1":
         return difference
-    return 0.5 * difference**2 if kind == "k2" else torch.exp(-difference) - 1 + difference
+    if kind == "k2":
+        return 0.5 * difference**2
+    clamped = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.exp(-clamped) - 1 + clamped
 
 
 def response_mean(values: torch.Tensor, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
