@@ -3,24 +3,25 @@
 Example: python -m stages.rl short
 """
 
-from stages import context
+from stages import context, judging
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
-from tracerl.rewards.verify import configure
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
+from tracerl.training.process import ProcessSide
 from tracerl.training.rl import ROLLOUTS, train_rl
 
 
 def main(name: str) -> None:
     params = context.load()
-    configure(params.verification)
+    judging.prepare(params)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
+    process = ProcessSide(judging.judge(params, settings.process.judge), settings.process) if settings.process is not None else None
     asked = settings.held_out.tasks or list(settings.tasks)
     files = context.task_files(dict.fromkeys([*settings.tasks, *asked]))
     space = context.workspace(stage, params, settings, [start, *files.values()])
@@ -38,7 +39,7 @@ def main(name: str) -> None:
     test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
     show = context.progress(stage, "iteration")
     curves = train_rl(
-        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show
+        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show, process
     )
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
     if value_model is not None:
