@@ -7,21 +7,21 @@ from itertools import product
 
 import pyarrow as pa
 
-from stages import context
+from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
-from tracerl.rewards.verify import configure, provenance
+from tracerl.rewards.verify import provenance
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 
 
 def main(name: str) -> None:
     params = context.load(ranks=True)
-    configure(params.verification)
+    judging.prepare(params)
     one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
     stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
     files = context.task_files(one.tasks)

@@ -5,7 +5,7 @@ Example: python -m stages.rl short
 
 from collections import Counter
 
-from stages import context
+from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks, opening_ids
@@ -13,17 +13,18 @@ from tracerl.models.checkpoint import load_for_training, policy_hash, save_check
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
-from tracerl.rewards.verify import configure
 from tracerl.seeds import generator_for
 from tracerl.store.parquet import seal
+from tracerl.training.process import ProcessSide
 from tracerl.training.rl import ROLLOUTS, train_rl
 
 
 def main(name: str) -> None:
     params = context.load(ranks=True)
-    configure(params.verification)
+    judging.prepare(params)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
     start = context.CHECKPOINTS / settings.init
+    process = ProcessSide(judging.judge(params, settings.process.judge), settings.process) if settings.process is not None else None
     asked, drawn = settings.held_out.tasks or list(settings.tasks), dict.fromkeys(t for one in settings.stretches for t in one.tasks)
     files = context.task_files(dict.fromkeys([*drawn, *asked]))
     space = context.workspace(stage, params, settings, [start, *files.values()])
@@ -56,6 +57,7 @@ def main(name: str) -> None:
         space,
         show,
         params.launch,
+        process,
     )
     if not distributed.is_first():
         return

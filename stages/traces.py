@@ -7,13 +7,12 @@ Example: python -m stages.traces
 
 from dataclasses import replace
 
-from stages import context
+from stages import context, judging
 from tracerl import distributed
 from tracerl.config import Traces
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
-from tracerl.rewards.verify import configure
 from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.training.traces import preferred_solutions
@@ -21,7 +20,7 @@ from tracerl.training.traces import preferred_solutions
 
 def main() -> None:
     params = context.load(ranks=True)
-    configure(params.verification)
+    judging.prepare(params)
     settings: Traces = params.traces
     start = context.CHECKPOINTS / settings.checkpoint
     files = context.task_files(sorted({*settings.preferred, *settings.rollouts}))

@@ -482,3 +482,100 @@ def test_where_and_what_models_are_is_checked(path, value, told):
 )
 def test_rewards_judges_and_puzzles_are_checked(path, value, named):
     assert named in error_of(changed(path, value))
+
+
+# Judges
+
+SERVER: dict[str, Any] = {
+    "kind": "server", "url": "http://localhost:8000/v1", "model": "m", "api_key_variable": None, "temperature": 0.0,
+    "max_answer_tokens": 512, "timeout_seconds": 60.0, "retries": 3, "backoff_seconds": 1.0, "concurrency": 16, "instructions": "",
+}  # fmt: skip
+LOCAL: dict[str, Any] = {
+    "kind": "model",
+    "path": "data/raw/judge",
+    "max_rows": 8,
+    "max_prompt_tokens": 4096,
+    "min_mass": 0.2,
+    "instructions": "",
+}
+PROCESS: dict[str, Any] = {"judge": "steps", "weight": 0.5, "separators": [";"], "max_chunks": 32}
+
+
+def with_judges(process: dict[str, Any] | None = None, judge: str | None = None, **judges: Any) -> dict[str, Any]:
+    data = copy.deepcopy(DATA)
+    data["verification"].update(judge=judge, judges={"steps": {"kind": "steps"}, "server": SERVER, "local": LOCAL, **judges})
+    if process is not None:
+        data["rl"]["short"]["process"] = process
+    return data
+
+
+def test_judges_and_process_rewards_are_accepted():
+    params = parse_params(with_judges(PROCESS, "server"), "")
+    assert (params.verification.judges or {})["server"].concurrency == 16
+    assert params.rl["short"].process is not None
+    assert params.rl["short"].process.separators == [";"]
+    assert (
+        parse_params(with_judges({**PROCESS, "judge": "local", "separators": None, "chunk_tokens": 64}), "").rl["short"].process is not None
+    )
+
+
+@pytest.mark.parametrize(
+    ("process", "told"),
+    [
+        ({"judge": "gpt"}, ["rl.short.process.judge", "no judge 'gpt'", "local, server, steps"]),
+        ({"chunk_tokens": 4}, ["rl.short.process", "not both"]),
+        ({"separators": None}, ["rl.short.process", "separators or chunk_tokens"]),
+        ({"separators": None, "chunk_tokens": 4}, ["rl.short.process", "kind 'steps' needs separators"]),
+        ({"separators": [""]}, ["rl.short.process.separators"]),
+        ({"weight": 0.0}, ["rl.short.process.weight"]),
+        ({"wieght": 0.5}, ["rl.short.process.wieght", "did you mean 'weight'"]),
+    ],
+    ids=str,
+)
+def test_process_rewards_that_do_not_fit_are_named(process, told):
+    text = error_of(with_judges({**PROCESS, **process}))
+    assert all(part in text for part in told), text
+
+
+@pytest.mark.parametrize(
+    ("judge", "told"),
+    [
+        ({**SERVER, "path": "a"}, ["verification.judges.x", "path say nothing to a judge of kind 'server'"]),
+        ({**SERVER, "url": "localhost"}, ["verification.judges.x.url"]),
+        ({key: value for key, value in SERVER.items() if key != "retries"}, ["verification.judges.x", "needs retries"]),
+        ({key: value for key, value in SERVER.items() if key != "temperature"}, ["needs temperature"]),
+        ({**LOCAL, "path": None}, ["verification.judges.x", "needs path"]),
+        ({**SERVER, "retrys": 3}, ["verification.judges.x.retrys", "did you mean 'retries'"]),
+        ({"kind": "oracle"}, ["verification.judges.x.kind", "oracle"]),
+    ],
+)
+def test_judges_that_do_not_fit_are_named(judge, told):
+    text = error_of(with_judges(x=judge))
+    assert all(part in text for part in told), text
+    assert "no judge 'gpt'" in error_of(with_judges(judge="gpt"))
+
+
+def test_what_a_judge_decides_needs_one():
+    open_set = {"source": "open", "path": "open.jsonl", "num_train": 4, "num_test": 4}
+    for judge in (None, "server"):
+        data = with_judges(judge=judge)
+        data["tasks"]["sets"]["essays"] = open_set
+        data["rl"]["short"]["tasks"] = {"essays": 1}
+        other = with_judges(judge=judge)
+        other["rl"]["short"]["reward"] = {"correct": 1.0, "judge": 0.5}
+        for asked in (data, other):
+            if judge is None:
+                assert "name one in verification.judge" in error_of(asked)
+            else:
+                parse_params(asked, "")
+    data = with_judges({**PROCESS, "judge": "steps"}, judge="server")
+    data["tasks"]["sets"]["essays"] = open_set
+    data["rl"]["short"]["tasks"] = {"essays": 1, "sums-short": 1}
+    assert "essays" in error_of(data)
+    assert "needs a path" in error_of(changed("tasks.sets.essays", {**open_set, "path": None}))
+
+
+@pytest.mark.parametrize("method", ["wd1", "spg", "gdpo", "espo"])
+def test_methods_with_one_likelihood_per_response_have_no_process_rewards(method):
+    with pytest.raises(ValueError, match="process rewards are per token"):
+        round_of(method, process=PROCESS)

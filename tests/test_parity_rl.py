@@ -277,7 +277,7 @@ def test_standardised_rewards_and_the_group_filter():
     arrays, _ = case("reward_standardize")
     for correct, reward, kept in zip(arrays["in_correct"], arrays["out_reward"], arrays["out_group_kept"], strict=True):
         np.testing.assert_allclose(group_advantages("group", correct.astype(np.float64)), reward, atol=1e-5)
-        assert keeps_group(correct.astype(np.float64), (0.2, 0.8)) == kept
+        assert keeps_group(correct.astype(np.float64), (0.2, 0.8), graded=False) == kept
 
 
 def steps_of(trajectory: Trajectory, params: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ and the keys that exist. Checks that need two keys at once (a block size that do
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -33,9 +33,10 @@ Remasking = Literal["static", "dynamic", "sequential", "entropy", "plackett_luce
 
 class TaskSet(Section):
     """A set of problems: generated (`source` names a generator), from reasoning-gym (`source: gym`, `task` names one of its tasks), or read
-    from a file (`source: file`): the user's own, or one that `tracerl data add` wrote."""
+    from a file (`source: file`): the user's own, or one that `tracerl data add` wrote. `source: open` is a user's file of problems without
+    a verifiable answer, which the judge of `verification` decides."""
 
-    source: Literal["sums", "arithmetic", "countdown", "sudoku", "gym", "file"]
+    source: Literal["sums", "arithmetic", "countdown", "sudoku", "gym", "file", "open"]
     difficulty: tuple[int, int] | None = None
     num_train: int = Field(ge=0)
     num_test: int = Field(ge=0)
@@ -46,9 +47,13 @@ class TaskSet(Section):
     def _source_has_what_it_needs(self) -> Self:
         if self.source == "file" and not self.path:
             raise ValueError("source 'file' needs a path to a .jsonl or .parquet file with columns prompt, answer and optionally solution")
+        if self.source == "open" and not self.path:
+            raise ValueError(
+                "source 'open' needs a path to a .jsonl or .parquet file with the column prompt and optionally rubric and answer"
+            )
         if (self.source == "gym") != (self.task is not None):
             raise ValueError("source 'gym' and no other needs task, the name of a reasoning-gym task")
-        if self.source not in ("file", "gym") and (
+        if self.source not in ("file", "gym", "open") and (
             self.difficulty is None or self.difficulty[0] > self.difficulty[1] or self.difficulty[0] < 1
         ):
             raise ValueError("a generated set needs difficulty: [lowest, highest], at least 1")
@@ -353,8 +358,29 @@ class Critic(Section):
 
 
 RewardPart = Literal[
-    "correct", "boxed_format", "xml_count", "soft_format", "strict_format", "integer_answer", "right_numbers", "filled_blanks", "brevity"
-]
+    "correct", "boxed_format", "xml_count", "soft_format", "strict_format", "integer_answer", "right_numbers", "filled_blanks", "brevity",
+    "judge",
+]  # fmt: skip
+
+
+class Process(Section):
+    """Process rewards: judge `judge` of `verification.judges` scores the chunks of a response; see training/process.py and docs/judges.md.
+
+    weight: of the scores, once standardised in the group, beside the outcome. A chunk ends with the token that completes one of
+    `separators`, or holds `chunk_tokens` tokens; the last of `max_chunks` holds all the rest.
+    """
+
+    judge: Name
+    weight: float = Field(gt=0.0)
+    separators: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    chunk_tokens: int | None = Field(default=None, gt=0)
+    max_chunks: int = Positive
+
+    @model_validator(mode="after")
+    def _chunks_end_one_way(self) -> Self:
+        if (self.separators is None) == (self.chunk_tokens is None):
+            raise ValueError("chunks need separators or chunk_tokens, and not both")
+        return self
 
 
 class Bar(Section):
@@ -404,10 +430,10 @@ class RlRound(Section):
     optimizer steps. block_size of the sampler may be smaller than train_block_size (enlargement). optimizer.warmup and decay count
     optimizer steps. allow_filtered: whether the sampler may filter tokens (top_k, top_p), which makes the updates off-policy.
     Keys of single methods are left out where they say nothing:
-    value: the value model that advantages "gae" need. copies: masked copies (or pairs of them) of a response, with noise levels or shares
-    in `noise`. prompt_masking: probability of masking a prompt token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's
-    upper bound and its share in the mixture. segments: how many segments of `shrink` steps are scored. order_weight, order_clip: of the
-    order's term.
+    value: the value model that advantages "gae" need. process: rewards of the steps of a response, beside that of its outcome. copies:
+    masked copies (or pairs of them) of a response, with noise levels or shares in `noise`. prompt_masking: probability of masking a prompt
+    token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's upper bound and its share in the mixture. segments: how many
+    segments of `shrink` steps are scored. order_weight, order_clip: of the order's term.
     phases: what changes inside the round, iteration by iteration (null: nothing). Held-out problems are asked under the round's own keys
     from first to last.
     """
@@ -426,6 +452,7 @@ class RlRound(Section):
     pass_rate: tuple[float, float]
     advantages: Literal["group", "mean", "rloo", "gae"]
     value: Critic | None = None
+    process: Process | None = None
     train_block_size: int = Positive
     shrink: int = Positive
     updates: int = Positive
@@ -518,6 +545,8 @@ class RlRound(Section):
             raise ValueError(f"a value model belongs to advantages 'gae', which need it (got {self.advantages!r})")
         if self.value is not None and self.method in WHOLE_RESPONSE:
             raise ValueError(f"method {self.method!r} has one likelihood per response: advantages 'gae' are per token")
+        if self.process is not None and self.method in WHOLE_RESPONSE:
+            raise ValueError(f"method {self.method!r} has one likelihood per response: process rewards are per token")
         if self.kl == "k3" and self.kl_weight and self.method in WHOLE_RESPONSE:
             raise ValueError(
                 f"method {self.method!r} has one likelihood per response, and kl 'k3' is the exponential of a whole response's difference, "
@@ -530,14 +559,73 @@ class RlRound(Section):
         return self
 
 
+# Keys of a judge that belong to its kind. Every kind needs all of its own.
+JUDGE_KEYS: dict[str, tuple[str, ...]] = {
+    "steps": (),
+    "model": ("path", "max_rows", "max_prompt_tokens", "min_mass", "instructions"),
+    "server": (
+        "url", "model", "api_key_variable", "temperature", "max_answer_tokens", "timeout_seconds", "retries", "backoff_seconds",
+        "concurrency", "instructions",
+    ),
+}  # fmt: skip
+# Generated task sets whose written steps have a rule (rewards/steps.py).
+STEP_SOURCES = ("sums", "arithmetic", "countdown")
+_NULLABLE_JUDGE_KEYS = ("api_key_variable", "temperature")
+
+
+class Judge(Section):
+    """Who scores responses or their chunks; see rewards/judges.py and docs/judges.md. Keys of other kinds are left out.
+
+    kind: "steps" checks the written steps of generated arithmetic, "model" asks a local autoregressive checkpoint for yes or no, "server" a
+    server that speaks OpenAI's chat completions.
+    instructions: put before every question, "" for none. path: directory of the checkpoint. max_rows: questions at once. max_prompt_tokens:
+    longer questions are undecided. min_mass: so are those where yes and no together have less probability.
+    url: up to and without /chat/completions. model: its name there. api_key_variable: the environment variable that holds the key, null
+    for none; the key itself is never stored. temperature: null leaves it to the server. max_answer_tokens: limit of an answer.
+    timeout_seconds: of one try as a whole. retries: further tries, the n-th after backoff_seconds x 2^(n-1). concurrency: questions at
+    once.
+    """
+
+    kind: Literal["steps", "model", "server"]
+    instructions: str | None = None
+    path: str | None = None
+    max_rows: int | None = Field(default=None, gt=0)
+    max_prompt_tokens: int | None = Field(default=None, gt=0)
+    min_mass: float | None = Field(default=None, ge=0.0, le=1.0)
+    url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    model: str | None = Field(default=None, min_length=1)
+    api_key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    temperature: float | None = Field(default=None, ge=0.0)
+    max_answer_tokens: int | None = Field(default=None, gt=0)
+    timeout_seconds: float | None = Field(default=None, gt=0.0)
+    retries: int | None = Field(default=None, ge=0)
+    backoff_seconds: float | None = Field(default=None, ge=0.0)
+    concurrency: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _kind_has_its_keys_and_no_others(self) -> Self:
+        needed, said = JUDGE_KEYS[self.kind], self.model_fields_set - {"kind"}
+        missing = [k for k in needed if k not in said or (getattr(self, k) is None and k not in _NULLABLE_JUDGE_KEYS)]
+        if missing:
+            raise ValueError(f"a judge of kind {self.kind!r} needs {', '.join(missing)}")
+        if idle := sorted(key for key in said - set(needed) if getattr(self, key) is not None):
+            raise ValueError(f"{', '.join(idle)} say nothing to a judge of kind {self.kind!r}: leave them out")
+        return self
+
+
 class Verification(Section):
     """How responses are judged; see rewards/. None of it touches sums, arithmetic and text.
+
+    judges: by name, for those who use them: `judge` (null for none) decides tasks without a verifiable answer and the reward part "judge",
+    and a round's `process` names the one that scores steps.
 
     num_workers: judging processes at once; no verdict depends on it. math_cpu_seconds: CPU time to compare two answers.
     sandbox: where model programs run; "unconfined" isolates nothing and must be chosen by name. The rest are a program's limits:
     CPU time a process, idle time a test, memory a process, processes, file size, open files, output a test.
     """
 
+    judge: Name | None = None
+    judges: dict[Name, Judge] | None = None
     num_workers: int = Positive
     math_cpu_seconds: float = Field(gt=0.0)
     sandbox: Literal["bubblewrap", "unconfined"]
@@ -675,6 +763,7 @@ class Params(Section):
         for name, evaluation in self.evaluate.items():
             if missing := {key for mode in self.evaluation.remasking for key in evaluation.sampler.missing(mode)}:
                 raise ValueError(f"evaluate.{name}: evaluation.remasking {self.evaluation.remasking} needs sampler keys {sorted(missing)}")
+        self._check_judges(users)
         traced = {*self.traces.preferred, *self.traces.rollouts}
         for name, item in self.sft.items():
             if item.data == "traces" and not traced.issuperset(item.tasks):
@@ -690,6 +779,25 @@ class Params(Section):
                     raise ValueError(f"{parent.replace('@', '.')}: its parents go round in a circle ({circle})")
                 line.append(parent)
         return self
+
+    def _check_judges(self, users: Sequence[tuple[str, str, list[str]]]) -> None:
+        """users: (place, checkpoint, task sets) of every place that asks for responses."""
+        known, judge = self.verification.judges or {}, self.verification.judge
+        named = [("verification.judge", judge)] if judge is not None else []
+        named += [(f"rl.{name}.process.judge", one.process.judge) for name, one in self.rl.items() if one.process is not None]
+        for place, wanted in named:
+            if wanted not in known:
+                raise ValueError(f"{place}: no judge {wanted!r}; verification.judges has {', '.join(sorted(known)) or 'none'}")
+        asking = [(place, name) for place, _, sets in users for name in sets if self.tasks.sets[name].source == "open"]
+        asking += [(f"rl.{name}.reward", "judge") for name, one in self.rl.items() if "judge" in one.reward]
+        if asking and judge is None:
+            raise ValueError(f"{asking[0][0]}: {asking[0][1]} is decided by a judge: name one in verification.judge")
+        for name, one in self.rl.items():
+            if one.process is not None and known[one.process.judge].kind == "steps":
+                sets = [task_set for task_set in one.tasks if self.tasks.sets[task_set].source not in STEP_SOURCES]
+                if sets or one.process.separators is None:
+                    raise ValueError(f"rl.{name}.process: a judge of kind 'steps' needs separators and task sets of source "
+                                     f"{' or '.join(STEP_SOURCES)} (got {sets or 'chunk_tokens'})")  # fmt: skip
 
 
 def load_params(path: Path) -> Params:

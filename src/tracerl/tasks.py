@@ -7,10 +7,12 @@ Generators (difficulty = length of the chain of thought):
 * arithmetic: `(1+3)*2-5=`, solved one operation at a time, innermost and leftmost first, `1+3=4;4*2=8;8-5=3;#3`; difficulty is the
   number of operators. No division; every value lies in 0 to 9.
 * countdown, sudoku: see `puzzles.py`; judged by their rules.
+* open: a user's problems without a verifiable answer, each with a rubric or none; decided by a judge.
 * gym: any task of reasoning-gym (extra `gym`), judged by exact text. Its own scorers are never called: several evaluate the answer as code.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,8 @@ def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root
     """
     if settings.source == "file":
         return _read_user_file(name, settings, held_out, root / str(settings.path))
+    if settings.source == "open":
+        return _read_open_file(name, settings, held_out, root / str(settings.path))
     if settings.source == "gym":
         return _chosen(_gym_tasks(name, str(settings.task), settings, held_out, seed), settings, f"tasks.sets.{name}")
     wanted = {"train": settings.num_train, "test": settings.num_test}
@@ -179,6 +183,31 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
                             wanted="one answer per prompt", do="correct or remove one of the rows")  # fmt: skip
         task_id, split = f"{name}/{_digest(prompt)}", split_of(prompt, held_out)
         tasks.setdefault(prompt, Task(task_id, name, "text", split, difficulty, prompt, answer, str(row.get("solution") or "")))
+    return _chosen(list(tasks.values()), settings, str(path))
+
+
+def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
+    """Tasks of a JSONL or Parquet file with the column prompt and optionally rubric, answer (a reference), solution and difficulty."""
+    tasks: dict[str, Task] = {}
+    for number, row in enumerate(_rows(path), start=1):
+        where = f"{path}, row {number}"
+        if "prompt" not in row:
+            raise DataError("a task file lacks a column", where=where, got=sorted(row), wanted="prompt, optionally rubric and answer")
+        texts = {column: row.get(column) or "" for column in ("prompt", "rubric", "answer", "solution")}
+        wrong = [column for column, text in texts.items() if not isinstance(text, str)]
+        if wrong or not texts["prompt"].strip():
+            raise DataError("a task cannot be read", where=where, got={column: row.get(column) for column in wrong or ["prompt"]},
+                            wanted="text, and a prompt that is not empty", do="correct or remove this row")  # fmt: skip
+        difficulty = row.get("difficulty") or 1
+        if not isinstance(difficulty, int):
+            raise DataError("a difficulty is not a whole number", where=where, got=difficulty, wanted="a whole number, or no such column")
+        spec = json.dumps({"rubric": texts["rubric"]}) if texts["rubric"] else ""
+        prompt = texts["prompt"]
+        task = Task(f"{name}/{_digest(prompt)}", name, "open", split_of(prompt, held_out), difficulty, prompt, texts["answer"].strip(),
+                    texts["solution"], spec)  # fmt: skip
+        if tasks.setdefault(prompt, task) != task:
+            raise DataError("a problem is listed twice with different rubrics or answers", where=where, got=prompt[:80],
+                            wanted="one row per prompt", do="correct or remove one of the rows")  # fmt: skip
     return _chosen(list(tasks.values()), settings, str(path))
 
 

@@ -86,12 +86,28 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """The chunks of a response, C of them, and what a judge thinks of them.
+
+    ends: int32 [C], chunk c holds the tokens ends[c - 1] to ends[c]; the last is num_tokens. scores: float32 [C], from -1 to 1, NaN where
+    the judge is undecided. rewards: float32 [C], the scores standardised in the group, weighted: what RL is paid.
+
+    Example: of `11;16;#16` in characters, ends [3, 6, 10], scores [1, 1, 1], rewards [0.58, 0, 1].
+    """
+
+    ends: Ids
+    scores: Floats
+    rewards: Floats
+
+
+@dataclass(frozen=True)
 class Rollout:
     """A trajectory of a task with its verdict: one row of the store.
 
     stage: the stage that sampled it ("rl@short"). iteration, sample_index: which of its iterations, which of the task's responses.
     reward: what RL is paid; reward_parts: its named summands. verdict: "correct", "wrong" or "undecided". text: decoded response.
-    settings: the sampler's settings as recorded with the row. policy_hash: hash of the weights that sampled it.
+    settings: the sampler's settings as recorded with the row. policy_hash: hash of the weights that sampled it. chunks: where a round has
+    process rewards.
     """
 
     rollout_id: str
@@ -107,6 +123,7 @@ class Rollout:
     seed: int
     settings: dict[str, object]
     reward_parts: dict[str, float] = field(default_factory=dict)
+    chunks: Chunks | None = None
 
 
 @dataclass(frozen=True)

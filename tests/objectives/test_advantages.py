@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.objectives.advantages import group_advantages, keeps_group
+from tracerl.objectives.advantages import chunk_advantages, chunk_rewards, group_advantages, keeps_group
 
 KINDS = ("group", "mean", "rloo")
 
@@ -66,20 +66,69 @@ def test_equal_rewards_give_no_advantage(reward, size):
 )
 def test_binary_groups_are_kept_inside_the_pass_rates_bounds_included(num_correct, kept):
     rewards = np.array([1.0] * num_correct + [0.0] * (10 - num_correct))
-    assert keeps_group(rewards, (0.2, 0.8)) is kept
+    assert keeps_group(rewards, (0.2, 0.8), graded=False) is kept
+    assert keeps_group(2.0 * rewards, (0.2, 0.8), graded=False) is kept, "whatever a correct response is paid"
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 16])
 def test_a_pass_rate_that_is_a_bound_lies_inside(size):
     for num_correct in range(size + 1):
         rewards, rate = np.array([1.0] * num_correct + [0.0] * (size - num_correct)), num_correct / size
-        assert keeps_group(rewards, (rate, rate))
-        assert keeps_group(rewards, (0.0, 1.0))
-        assert keeps_group(rewards, (0.001, 0.999)) is (0 < num_correct < size)
+        assert keeps_group(rewards, (rate, rate), graded=False)
+        assert keeps_group(rewards, (0.0, 1.0), graded=False)
+        assert keeps_group(rewards, (0.001, 0.999), graded=False) is (0 < num_correct < size)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "kept"), [([0.5, 0.5, 0.5], False), ([0.5, 0.25], True), ([0.0, 0.1, 0.0, 0.0], True), ([1.0, 1.0, 0.9], True)]
+    ("rewards", "kept"),
+    [
+        ([0.5, 0.5, 0.5], False),
+        ([0.5, 0.25], True),
+        ([0.0, 0.1, 0.0, 0.0], True),
+        ([1.0, 1.0, 0.9], True),
+        ([0.0, 0.0, 0.0, 1.0], True),  # as much is said of them as of 0.1: only a binary reward has a pass rate
+        ([0.0, 0.0], False),
+        ([1.0, 1.0], False),
+    ],
 )
 def test_graded_groups_are_kept_unless_all_their_rewards_are_equal(rewards, kept):
-    assert keeps_group(np.array(rewards), (0.4, 0.6)) is kept
+    assert keeps_group(np.array(rewards), (0.4, 0.6), graded=True) is kept
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("rewards", [[], [1.0], [0.5]])
+def test_a_group_with_fewer_than_two_decided_responses_says_nothing(rewards, graded):
+    assert not keeps_group(np.array(rewards), (0.0, 1.0), graded)
+
+
+# Chunks
+
+
+def test_chunks_are_standardised_with_those_at_their_place():
+    nan = float("nan")
+    scores = [np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0]), np.array([nan, 1.0]), np.array([0.0])]
+    third = 1.5**0.5  # deviation of 1, -1, 0 is sqrt(2/3)
+    standard = chunk_advantages("group", scores)
+    assert [row.tolist() for row in standard] == [[pytest.approx(third), 0.0, 0.0], [pytest.approx(-third), 0.0], [0.0, 0.0], [0.0]]
+    assert [row.tolist() for row in chunk_advantages("mean", scores)] == [[1.0, 0.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0]]
+    assert [row.tolist() for row in chunk_advantages("rloo", scores)] == [[1.5, 0.0, 0.0], [-1.5, 0.0], [0.0, 0.0], [0.0]]
+
+
+def test_a_chunk_is_paid_on_the_last_step_inside_it():
+    steps = np.array([0, 2, 1, 1, 3, 2])
+    assert chunk_rewards(np.array([0.5, 0.0, -1.0]), np.array([2, 4, 6]), steps).tolist() == [0.0, 0.5, 0.0, 0.0, -1.0, 0.5]
+    # Both chunks end in step 2: it is paid for both.
+    assert chunk_rewards(np.array([0.5, -1.0]), np.array([2, 6]), np.array([0, 2, 1, 1, 2, 0])).tolist() == [0.0, -0.5, 0.0, 0.0, -0.5, 0.0]
+
+
+@given(data=st.data())
+@settings(derandomize=True, deadline=None)
+def test_no_process_reward_is_lost_or_made(data):
+    """The rewards of the steps add up to those of the chunks, whatever steps and chunks there are."""
+    size = data.draw(st.integers(1, 12))
+    steps = np.unique(data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)), return_inverse=True)[1].reshape(-1)
+    ends = np.array(sorted({*data.draw(st.sets(st.integers(1, size))), size}))
+    rewards = np.array(data.draw(st.lists(st.floats(-3, 3), min_size=len(ends), max_size=len(ends))))
+    paid = chunk_rewards(rewards, ends, steps)
+    assert sum(paid[steps == step].mean() for step in range(steps.max() + 1)) == pytest.approx(rewards.sum(), abs=1e-9)
+    assert all(len(set(paid[steps == step])) == 1 for step in range(steps.max() + 1))

@@ -1,8 +1,10 @@
 """Parts of the reward, on the cases d1 gives and on what would be paid for nothing."""
 
+import json
+
 import pytest
 
-from tracerl.rewards.parts import reward_parts
+from tracerl.rewards.parts import is_graded, reward_parts
 from tracerl.rewards.verify import Verdict
 from tracerl.types import Task
 
@@ -54,6 +56,22 @@ def test_weights_and_brevity():
     assert reward_parts({"correct": 2.0, "boxed_format": 0.5}, MATH, "\\boxed{3}", RIGHT, 25, 100) == {"correct": 2.0, "boxed_format": 0.25}
     assert part("brevity", "3", MATH, RIGHT) == 0.75
     assert part("brevity", "3", MATH, WRONG) == 0.0
+
+
+@pytest.mark.parametrize(("score", "paid"), [(1.0, 0.5), (-1.0, 0.0), (0.0, 0.25), (0.5, 0.375)])
+def test_a_judges_score_is_paid_from_nothing_to_its_weight(score, paid):
+    assert reward_parts({"correct": 1.0, "judge": 0.5}, MATH, "", WRONG, 1, 9, score) == {"correct": 0.0, "judge": paid}
+
+
+def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
+    tests = {"style": "stdin", "tests": [{"input": "", "output": ""}]}
+    code = {kind: Task("t", "t", "code", "train", 1, "p", "", "", json.dumps({**tests, "reward": kind})) for kind in ("all", "fraction")}
+    assert not is_graded({"correct": 2.0}, MATH)
+    assert is_graded({"correct": 1.0, "brevity": 0.1}, MATH)
+    assert is_graded({"filled_blanks": 1.0}, SUDOKU)
+    assert not is_graded({"correct": 1.0}, code["all"])
+    assert is_graded({"correct": 1.0}, code["fraction"])
+    assert is_graded({"correct": 1.0}, Task("t", "t", "open", "train", 1, "p", "", ""))
 
 
 def test_an_undecided_response_is_paid_for_no_part():

@@ -35,6 +35,10 @@ def _swapped_blocks(row: Row) -> Row:
     return {**row, "step_map": [*steps[:-8], *steps[-4:], *steps[-8:-4]]}
 
 
+def _chunks(row: Row, ends: list[int], scores: list[float]) -> Row:
+    return {"chunk_ends": ends, "chunk_scores": scores, "chunk_rewards": scores}
+
+
 def _merged_steps(row: Row) -> Row:
     """A step that no token has: the tokens of step 1 join step 2, which their block may not have."""
     return {**row, "step_map": [max(step, 2) for step in row["step_map"]]}
@@ -73,6 +77,8 @@ BREAKS: dict[str, dict[str, Callable[[Row], Row]]] = {
         "reward_is_a_number": _with(reward=float("inf")),
         "parts_make_the_reward": _with(reward_parts={"correct": 0.5, "format": 0.25}),
         "undecided_is_not_paid": _with(verdict="undecided", reward=1.0),
+        "chunks_are_the_response": lambda row: {**row, **_chunks(row, [3, 3], [1.0, 1.0])},
+        "chunks_are_scored": lambda row: {**row, **_chunks(row, [3, row["num_tokens"]], [1.0, 1.5])},
         "settings_make_sense": _with(temperature=-1.0),
     },
 }

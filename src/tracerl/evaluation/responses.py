@@ -11,7 +11,7 @@ from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.parts import reward_parts
-from tracerl.rewards.verify import verify_all
+from tracerl.rewards.verify import Verdict, judge_scores, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
@@ -92,15 +92,30 @@ def respond(
     recorded = recorded_settings(settings, model)
     texts = [tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist()) for trajectory in trajectories]
     judged = [(task, text, t.stop_reason) for (task, _), text, t in zip(owners, texts, trajectories, strict=True)]
-    verdicts = verify_all(judged, occasion.truncated_is_wrong)
+    verdicts, scores = _verdicts_and_scores(judged, occasion)
     rollouts = []
-    for (task, index), trajectory, text, verdict in zip(owners, trajectories, texts, verdicts, strict=True):
-        parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens)
+    for (task, index), trajectory, text, verdict, score in zip(owners, trajectories, texts, verdicts, scores, strict=True):
+        parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens, score)
         rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded))
     every = distributed.gathered(rollouts)
     if on_done is not None and len(every) > len(rollouts):
         on_done(len(every) - len(rollouts))
     return every
+
+
+def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occasion) -> tuple[list[Verdict], list[float | None]]:
+    """Verdicts and, where the reward has a part "judge", its scores. A response that either leaves undecided is undecided."""
+    verdicts = verify_all(judged, occasion.truncated_is_wrong)
+    if "judge" not in occasion.reward:
+        return verdicts, [None] * len(verdicts)
+    decided = [i for i, verdict in enumerate(verdicts) if verdict.verdict != "undecided"]
+    # What decides an open task is the judge itself, which need not be asked again.
+    scores: dict[int, float | None] = {i: 2 * verdicts[i].parts["correct"] - 1 for i in decided if judged[i][0].kind == "open"}
+    asked = [i for i in decided if i not in scores]
+    scores |= zip(asked, judge_scores([judged[i][:2] for i in asked]), strict=True)
+    lost = Verdict("undecided", {"correct": 0.0}, "the judge is undecided")
+    verdicts = [lost if i in scores and scores[i] is None else verdict for i, verdict in enumerate(verdicts)]
+    return verdicts, [scores.get(i) for i in range(len(verdicts))]
 
 
 def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:

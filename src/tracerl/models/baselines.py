@@ -4,6 +4,7 @@ They are transformers' own classes, named one by one, so that no code from a dir
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,17 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     if wrong:
         raise CheckpointError("tensors do not fit the config", where=str(directory), got=wrong)
     return model.eval().to(device_of(compute)), tokenizer
+
+
+def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompts of several lengths as rows that end together: ids, which of them are seen, positions; int64, bool, int64 [rows, longest]."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    width = int(lengths.max())
+    ids = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
+    seen = torch.arange(width, device=device) >= (width - lengths).unsqueeze(1)
+    return ids, seen, (torch.arange(width, device=device) - (width - lengths).unsqueeze(1)).clamp(min=0)
 
 
 def copy_baseline(source: Path, target: Path) -> None:

@@ -20,14 +20,15 @@ def group_advantages(kind: str, rewards: Floats) -> Floats:
     return centred
 
 
-def keeps_group(rewards: Floats, pass_rate: tuple[float, float]) -> bool:
-    """Whether a group is trained on.
+def keeps_group(rewards: Floats, pass_rate: tuple[float, float], graded: bool) -> bool:
+    """Whether a group is trained on. rewards: those of its decided responses; fewer than two say nothing.
 
-    Binary rewards: its pass rate lies inside `pass_rate`, bounds included. Graded rewards: they are not all equal.
+    Binary rewards (0, or what a correct response is paid): its pass rate lies inside `pass_rate`, bounds included. Graded rewards: they are
+    not all equal.
     """
-    if np.isin(rewards, (0.0, 1.0)).all():
-        return bool(pass_rate[0] <= rewards.mean() <= pass_rate[1])
-    return bool(rewards.min() != rewards.max())
+    if len(rewards) < 2:
+        return False
+    return bool(rewards.min() != rewards.max()) if graded else bool(pass_rate[0] <= (rewards != 0.0).mean() <= pass_rate[1])
 
 
 def outcome_rewards(reward: float, steps: npt.NDArray[np.int64]) -> Floats:
@@ -36,6 +37,32 @@ def outcome_rewards(reward: float, steps: npt.NDArray[np.int64]) -> Floats:
     steps: int64 [T], the step of each trainable token. The step's mean reward, which is what counts, is then the reward.
     """
     return np.where(steps == steps.max(initial=0), reward, 0.0)
+
+
+def chunk_rewards(rewards: Floats, ends: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> Floats:
+    """Reward of each trainable token, float64 [T], of rewards for chunks: each on every token of the last step that lies in its chunk.
+
+    rewards: float64 [C]. ends: int64 [C], chunk c holds the tokens ends[c - 1] to ends[c]. steps: int64 [T], the step of each token. The
+    sum over steps of their mean rewards is then the sum of the rewards, as with `outcome_rewards`.
+    """
+    paid = np.zeros(len(steps))
+    for reward, start, end in zip(rewards, [0, *ends[:-1]], ends, strict=True):
+        paid += np.where(steps == steps[start:end].max(), reward, 0.0)
+    return paid
+
+
+def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
+    """Standardised scores of the chunks of a group's responses: each with `group_advantages` over those that share its place.
+
+    scores: float64 [C_i] per response, NaN where undecided. What is undecided, or the only one decided at its place, gets 0.
+    """
+    standard = [np.zeros(len(row)) for row in scores]
+    for place in range(max((len(row) for row in scores), default=0)):
+        there = [i for i, row in enumerate(scores) if place < len(row) and not np.isnan(row[place])]
+        if len(there) > 1:
+            for i, value in zip(there, group_advantages(kind, np.array([scores[i][place] for i in there])), strict=True):
+                standard[i][place] = value
+    return standard
 
 
 def returns_and_advantages(

@@ -77,6 +77,13 @@ def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: 
     return Plan(states, np.ones(states.shape, dtype=np.float32))
 
 
+def trace_steps(trajectory: Trajectory, block_size: int, family: Family, shrink: int) -> npt.NDArray[np.int64]:
+    """Number of the step of each trainable token, int64 [num_tokens]: the groups of `trace_plan` in the order of (block, group), from 0."""
+    blocks = grid_blocks(trajectory, block_size, family)
+    pairs = np.stack([blocks, _step_groups(trajectory, blocks, blocks, shrink)])[:, : trajectory.num_tokens]
+    return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+
+
 def segment_plan(
     trajectory: Trajectory, block_size: int, family: Family, shrink: int, segments: int, ordered: bool, generator: np.random.Generator
 ) -> Plan:

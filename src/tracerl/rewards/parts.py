@@ -4,6 +4,8 @@ Every part is a score of a response's text between 0 and 1 (`xml_count` may fall
 rewards are `correct: 2.0` with, on GSM8K, `xml_count: 0.5, soft_format: 0.5, strict_format: 0.5, integer_answer: 0.5`; on MATH,
 `boxed_format: 1.0`; on countdown, `correct: 1.0` and `right_numbers: 0.1`; on sudoku, `filled_blanks: 1.0` alone.
 
+`judge` is the score of the whole response by verification.judge, whatever decides `correct`.
+
 Departures from d1's code: `right_numbers` is paid only where the answer is not correct, as d1's text says; numbers are read by a parser,
 not by Python's own `eval`; `filled_blanks` pays nothing for a grid that changes a clue; an `integer_answer` is what `extract_answer` gives,
 without a sign for grouping.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Mapping
 
 from tracerl import puzzles
 from tracerl.config import RewardPart
+from tracerl.rewards.code import code_tests
 from tracerl.rewards.math import clean, extract_answer, number
 from tracerl.rewards.verify import Verdict
 from tracerl.types import Task
@@ -23,9 +26,18 @@ _SOFT = re.compile(r"\s*<reasoning>[^<]*(?:<(?!/reasoning>)[^<]*)*</reasoning>\s
 
 
 def reward_parts(
-    weights: Mapping[RewardPart, float], task: Task, text: str, verdict: Verdict, num_tokens: int, max_new_tokens: int
+    weights: Mapping[RewardPart, float],
+    task: Task,
+    text: str,
+    verdict: Verdict,
+    num_tokens: int,
+    max_new_tokens: int,
+    judged: float | None = None,
 ) -> dict[str, float]:
-    """The weighted parts of one response's reward; their sum is the reward. An undecided response is paid for no part."""
+    """The weighted parts of one response's reward; their sum is the reward. An undecided response is paid for no part.
+
+    judged: the judge's score from -1 to 1 for the part "judge", which pays it as 0 to 1.
+    """
     if verdict.verdict == "undecided":
         return dict.fromkeys(weights, 0.0)
     parts: dict[str, float] = {}
@@ -34,10 +46,18 @@ def reward_parts(
             score = verdict.parts["correct"]
         elif name == "brevity":
             score = verdict.parts["correct"] * (1.0 - num_tokens / max_new_tokens)
+        elif name == "judge":
+            score = ((judged or 0.0) + 1.0) / 2.0
         else:
             score = _PARTS[name](task, text) if not (name == "right_numbers" and verdict.verdict == "correct") else 0.0
         parts[name] = weight * score
     return parts
+
+
+def is_graded(weights: Mapping[RewardPart, float], task: Task) -> bool:
+    """Whether a task's rewards under these weights may lie between nothing and everything: then its group has no pass rate."""
+    fractional = task.kind == "open" or (task.kind == "code" and code_tests(task.spec).reward == "fraction")
+    return fractional or set(weights) != {"correct"}
 
 
 def _boxed_format(task: Task, text: str) -> float:

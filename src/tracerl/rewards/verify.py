@@ -3,9 +3,11 @@
 Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the answer as a plain whole number, nothing
 after it. The steps themselves are not judged: what is paid is the answer. User files (`text`): what follows the last `#`, or else the
 last non-empty line, must equal the answer after stripping spaces. `math`: see `math.py`. `code`: see `code.py`. `countdown` and `sudoku`:
-the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text.
+the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text. `open`: the score of a judge (`questions.py`) from -1 to 1, paid as
+0 to 1; more than 0 is correct.
 
-`math` and `code` need processes: `configure` says how many and under which limits, once per process, like torch's thread count.
+`math` and `code` need processes, and `open` a judge: `configure` says how many, under which limits and which, once per process, like
+torch's thread count.
 """
 
 import atexit
@@ -19,6 +21,7 @@ from tracerl.config import Verification
 from tracerl.errors import ParamsError
 from tracerl.rewards.code import code_tests, extract_program, run_tests
 from tracerl.rewards.math import extract_answer
+from tracerl.rewards.questions import Judge, Question
 from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.workers import MathWorkers
 from tracerl.types import Task
@@ -45,29 +48,43 @@ class Verdict:
 
 def verify(task: Task, response: str, stop_reason: str, truncated_is_wrong: bool) -> Verdict:
     """Judges a response's text. A response cut at the length limit is wrong if the option says so, whatever it holds."""
-    if truncated_is_wrong and stop_reason == "length":
-        return Verdict("wrong", {"correct": 0.0})
-    return _VERIFIERS[task.kind](task, response)
+    return verify_all([(task, response, stop_reason)], truncated_is_wrong)[0]
 
 
 def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool) -> list[Verdict]:
-    """Verdicts on (task, response, stop reason), in their order; several at once where they need processes."""
+    """Verdicts on (task, response, stop reason), in their order; several at once where they need processes or a judge."""
 
-    def one(item: tuple[Task, str, str]) -> Verdict:
-        return verify(*item, truncated_is_wrong)
+    cut = [truncated_is_wrong and stop_reason == "length" for _, _, stop_reason in judged]
+    open_ones = [place for place, (task, _, _) in enumerate(judged) if task.kind == "open" and not cut[place]]
+    opened = dict(zip(open_ones, _open([judged[place][:2] for place in open_ones]), strict=True))
+
+    def one(place: int) -> Verdict:
+        task, response, _ = judged[place]
+        if cut[place]:
+            return Verdict("wrong", {"correct": 0.0})
+        return opened[place] if place in opened else _VERIFIERS[task.kind](task, response)
 
     if _judges is None or all(task.kind not in ("math", "code") for task, _, _ in judged):
-        return [one(item) for item in judged]
+        return [one(place) for place in range(len(judged))]
     with ThreadPoolExecutor(_judges.settings.num_workers) as threads:
-        return list(threads.map(one, judged))
+        return list(threads.map(one, range(len(judged))))
 
 
-def configure(settings: Verification) -> None:
-    """Says how many processes judge, and under which limits. They start when first needed and end with this process, or with `release`."""
+def judge_scores(responses: Sequence[tuple[Task, str]]) -> list[float | None]:
+    """The configured judge's scores of whole responses, from -1 to 1, None where it is undecided."""
+    return [answer.score for answer in _configured().judge([Question(task, (text,)) for task, text in responses])] if responses else []
+
+
+def configure(settings: Verification, judge: Callable[[], Judge] | None = None) -> None:
+    """Says how many processes judge, and under which limits. They start when first needed and end with this process, or with `release`.
+
+    judge: makes the judge of `settings.judge`, when it is first needed.
+    """
     global _judges
     if _judges is not None and _judges.settings != settings:
         release()
     _judges = _judges or _Judges(settings)
+    _judges.make_judge = judge
 
 
 def release() -> None:
@@ -88,10 +105,12 @@ def provenance(kinds: set[str]) -> dict[str, str | int]:
 
 
 class _Judges:
-    """The processes behind `math` and `code`."""
+    """The processes behind `math` and `code`, and the judge behind `open`."""
 
     def __init__(self, settings: Verification) -> None:
         self.settings = settings
+        self.make_judge: Callable[[], Judge] | None = None
+        self._judge: Judge | None = None
         self.math = MathWorkers(settings.num_workers, settings.math_cpu_seconds)
         self._pool: SandboxPool | None = None
 
@@ -104,6 +123,14 @@ class _Judges:
             self._pool = SandboxPool(one.sandbox, limits, one.num_workers)
         return self._pool
 
+    @property
+    def judge(self) -> Judge:
+        if self._judge is None:
+            if self.make_judge is None:
+                raise ParamsError("there is no judge", wanted="the name of one of verification.judges in verification.judge")
+            self._judge = self.make_judge()
+        return self._judge
+
     def close(self) -> None:
         self.math.close()
         if self._pool is not None:
@@ -115,7 +142,9 @@ _judges: _Judges | None = None
 
 def _configured() -> _Judges:
     if _judges is None:
-        raise ParamsError("math and code cannot be judged yet", wanted="a call of tracerl.rewards.verify.configure(params.verification)")
+        raise ParamsError(
+            "math, code and open tasks cannot be judged yet", wanted="a call of tracerl.rewards.verify.configure(params.verification)"
+        )
     return _judges
 
 
@@ -168,6 +197,15 @@ def _sudoku(task: Task, response: str) -> Verdict:
 def _gym(task: Task, response: str) -> Verdict:
     given = puzzles.given_answer(response)
     return _decided(" ".join(given.split()) == " ".join(task.answer.split()))
+
+
+def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:
+    """Verdicts by the judge: paid is its score, from -1 to 1, as 0 to 1."""
+    verdicts = []
+    for score in judge_scores(responses):
+        decided = "undecided" if score is None else "correct" if score > 0 else "wrong"
+        verdicts.append(Verdict(decided, {"correct": 0.0 if score is None else (score + 1) / 2}))
+    return verdicts
 
 
 _VERIFIERS: dict[str, Callable[[Task, str], Verdict]] = {

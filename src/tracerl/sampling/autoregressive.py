@@ -12,6 +12,7 @@ import torch
 
 from tracerl.config import Sampler
 from tracerl.errors import DataError
+from tracerl.models.baselines import left_padded
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
@@ -50,12 +51,7 @@ def _sample_batch(model: "PreTrainedModel", end_ids: Sequence[int], requests: Se
 
     device, rows, limit = model.device, len(requests), settings.max_new_tokens
     lengths = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
-    width = int(lengths.max())
-    ids = torch.zeros(rows, width, dtype=torch.int64, device=device)
-    for row, request in enumerate(requests):
-        ids[row, width - len(request.prompt_ids) :] = torch.tensor(list(request.prompt_ids), device=device)
-    seen = torch.arange(width, device=device) >= (width - lengths).unsqueeze(1)
-    positions = (torch.arange(width, device=device) - (width - lengths).unsqueeze(1)).clamp(min=0)
+    ids, seen, positions = left_padded([request.prompt_ids for request in requests], device)
     keys, ends = torch.tensor([request.key for request in requests], device=device), torch.tensor(list(end_ids), device=device)
     tokens = torch.zeros(rows, limit, dtype=torch.int64, device=device)
     logprobs, filtered = (torch.zeros(rows, limit, device=device) for _ in range(2))

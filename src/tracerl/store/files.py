@@ -68,6 +68,9 @@ def _row(rollout: Rollout) -> dict[str, Any]:
     return {
         **{name: getattr(rollout, name) for name in own},
         "reward_parts": list(rollout.reward_parts.items()),
+        "chunk_ends": rollout.chunks and rollout.chunks.ends,
+        "chunk_scores": rollout.chunks and rollout.chunks.scores,
+        "chunk_rewards": rollout.chunks and rollout.chunks.rewards,
         "task_id": rollout.task.task_id,
         "task_set": rollout.task.task_set,
         **{name: getattr(trajectory, name) for name in lists},

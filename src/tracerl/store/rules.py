@@ -101,6 +101,16 @@ RULES: dict[str, tuple[Rule, ...]] = {
              "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - reward) > 1e-6",
              "reward parts add up to the reward"),
         Rule("undecided_is_not_paid", "reward", "verdict = 'undecided' AND reward > 0", "an undecided response is not paid"),
+        Rule("chunks_are_the_response", "chunk_ends",
+             "chunk_ends IS NOT NULL AND (len(chunk_ends) = 0 OR chunk_ends[-1] <> num_tokens OR chunk_ends[1] < 1"
+             " OR len(list_distinct(chunk_ends)) <> len(chunk_ends) OR list_sort(chunk_ends) <> chunk_ends)",
+             "chunks follow each other from the first counted token to the last"),
+        Rule("chunks_are_scored", "chunk_scores",
+             "(chunk_ends IS NULL) <> (chunk_scores IS NULL) OR (chunk_ends IS NULL) <> (chunk_rewards IS NULL)"
+             " OR len(chunk_scores) <> len(chunk_ends) OR len(chunk_rewards) <> len(chunk_ends)"
+             " OR len(list_filter(chunk_scores, lambda score: NOT isnan(score) AND abs(score) > 1)) > 0"
+             " OR len(list_filter(chunk_rewards, lambda reward: NOT isfinite(reward))) > 0",
+             "every chunk has a score from -1 to 1, or none, and a finite reward"),
         Rule("settings_make_sense", "temperature", "temperature < 0 OR top_k < 0 OR top_p <= 0 OR top_p > 1 OR steps_per_block < 1",
              "sampler settings lie in their ranges"),
     ),

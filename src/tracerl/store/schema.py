@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"tracerl.schema_version"
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
 
@@ -55,6 +55,10 @@ ROLLOUTS = pa.schema(
         pa.field("verdict", pa.string(), nullable=False),
         pa.field("reward", pa.float64(), nullable=False),
         pa.field("reward_parts", pa.map_(pa.string(), pa.float64()), nullable=False),
+        # its chunks, where a judge scored them (docs/judges.md)
+        pa.field("chunk_ends", _list(pa.int32())),
+        pa.field("chunk_scores", _list(pa.float32())),
+        pa.field("chunk_rewards", _list(pa.float32())),
         # the trajectory
         pa.field("prompt_ids", _list(pa.int32()), nullable=False),
         pa.field("response_ids", _list(pa.int32()), nullable=False),
@@ -130,6 +134,7 @@ MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
             "refresh_sees": "NULL::VARCHAR",
         },
     },
+    2: {"rollouts": {"chunk_ends": "NULL::INTEGER[]", "chunk_scores": "NULL::FLOAT[]", "chunk_rewards": "NULL::FLOAT[]"}},
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.

@@ -2,7 +2,8 @@
 
 Values are read on the views of the recorded trajectory, whatever views the policy's method uses, so that a token's value conditions on
 the steps before its own. Old values come from the model as it is at the start of the iteration. The outcome reward is the one standardised
-in the group and sits on the last step that holds a trainable token; advantages are not standardised again.
+in the group and sits on the last step that holds a trainable token, process rewards on the last step of their chunks (training/process.py);
+advantages are not standardised again.
 
 Departures from the paper: steps are ordered by (block, group) and never merged across blocks; the loss is a mean over all trainable tokens
 of the optimizer step, where the public code divides by the padded length.
@@ -18,14 +19,13 @@ import torch
 from tracerl import distributed
 from tracerl.config import Critic, RlRound
 from tracerl.models.value import ValueModel
-from tracerl.objectives.advantages import explained_variance, outcome_rewards, returns_and_advantages
+from tracerl.objectives.advantages import explained_variance, returns_and_advantages
 from tracerl.objectives.losses import value_loss
 from tracerl.objectives.views import build_views, num_layout_tokens, trace_plan
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Trajectory, Views
 
 Floats = npt.NDArray[np.float64]
-Steps = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def score(
     model: ValueModel,
     trajectories: Sequence[Trajectory],
     chosen: Sequence[int],
-    rewards: Sequence[Callable[[Steps], Floats]],
+    rewards: Sequence[Floats],
     settings: RlRound,
     critic: Critic,
     mask_id: int,
 ) -> list[Scored]:
     """Values, returns and advantages of the trainable tokens of the chosen trajectories, in this rank's share of the micro-batches.
 
-    rewards: of every trajectory, from the steps of its trainable tokens, int64 [T], the rewards of these tokens.
+    rewards: of every trajectory, those of its trainable tokens, float64 [num_tokens].
     """
     family, size = model.transformer.family, settings.train_block_size
     plans = {i: trace_plan(trajectories[i], size, family, settings.shrink) for i in chosen}
@@ -76,7 +76,8 @@ def score(
         for number, index in enumerate(indices):
             mine = (views.source == number).numpy()
             steps = np.unique(views.group[mine].numpy(), return_inverse=True)[1].reshape(-1)
-            returns[mine], advantages[mine] = returns_and_advantages(rewards[index](steps), old[mine], steps, critic.discount, critic.trace)
+            paid = rewards[index][views.token[mine].numpy()]
+            returns[mine], advantages[mine] = returns_and_advantages(paid, old[mine], steps, critic.discount, critic.trace)
         scored.append(Scored(views, indices, old, returns, advantages, counts))
     return scored
 
@@ -116,8 +117,3 @@ def explained(scored: Sequence[Scored]) -> dict[str, float]:
         np.concatenate(distributed.gathered([getattr(s, name) for s in scored if s.counts])) for name in ("old_values", "returns")
     )
     return {"explained_variance": explained_variance(values, returns), "value_loss": float(0.5 * ((values - returns) ** 2).mean())}
-
-
-def outcome(reward: float) -> Callable[[Steps], Floats]:
-    """Token rewards of a response that is paid once, at its end."""
-    return lambda steps: outcome_rewards(reward, steps)

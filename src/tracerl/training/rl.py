@@ -1,9 +1,12 @@
 """Reinforcement learning by any method of objectives/methods.py, TraceRL above all: on the model's own unmasking trajectories.
 
-One iteration: pick tasks, sample groups of responses, verify, write the rollout file, keep informative groups, values and the value
-model's update where there is one, old log-probabilities over the method's views, optimizer steps on the clipped objective, save the state,
-append the metrics. A killed run continues after its last saved iteration and repeats it exactly. A round may have phases
-(training/phases.py): an iteration is one of its phase's, whose name and accuracy stand in its row.
+One iteration: pick tasks, sample groups of responses, verify, keep informative groups, score their steps if there are process rewards,
+write the rollout file, values and the value model's update where there is one, old log-probabilities over the method's views, optimizer
+steps on the clipped objective, save the state, append the metrics. A killed run continues after its last saved iteration and repeats it
+exactly. A round may have phases (training/phases.py): an iteration is one of its phase's, whose name and accuracy stand in its row.
+
+A response whose verdict is undecided is stored and counted, and that is all: it is neither paid nor charged, so it leaves its group before
+the filter, the advantages and the training.
 
 Old and new log-probabilities are taken over the same views in the same micro-batches, so that the ratio starts at 1 to rounding. Views
 that are drawn are drawn anew for every epoch; their draw is a function of (seed, stage, iteration, epoch, response).
@@ -32,16 +35,18 @@ from tracerl.models.checkpoint import policy_hash
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel
-from tracerl.objectives.advantages import group_advantages, keeps_group
+from tracerl.objectives.advantages import group_advantages, keeps_group, outcome_rewards
 from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, response_mean
 from tracerl.objectives.methods import METHODS, Method, Units, estimates, given, num_units, scores, unit_weights, units_of
-from tracerl.objectives.views import Plan, build_views, num_layout_tokens
+from tracerl.objectives.views import Plan, build_views, num_layout_tokens, trace_steps
+from tracerl.rewards.parts import is_graded
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
-from tracerl.training.critic import explained, outcome, score, token_advantages, update
+from tracerl.training.critic import explained, score, token_advantages, update
 from tracerl.training.phases import next_phase
+from tracerl.training.process import ProcessSide, advantage_to_go, judged_groups, placed
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Rollout, Task, Trajectory, Views
 
@@ -97,11 +102,13 @@ def train_rl(
     workspace: Workspace,
     on_iteration: Callable[[int, int, str], None],
     launch: Launch | None = None,
+    process: ProcessSide | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Trains `model` in place; returns the curves `train` (a row per iteration) and `held_out`. Rollout files lie in the workspace.
 
     reference: the initial policy, needed for kl_to "initial" and "synced" (where it is overwritten). value_model: trained beside the policy
-    for advantages "gae". Tasks by set; raises TrainingError when too few groups are informative.
+    for advantages "gae". process: the judge of steps, if the round has process rewards. Tasks by set; raises TrainingError when too few
+    groups are informative.
     """
     trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs, launch)
     value = None
@@ -117,7 +124,7 @@ def train_rl(
             value.trainer.load_state(_under("value", saved[0]))
         if reference is not None and settings.kl_to == "synced":
             reference.load_state_dict(_under("reference", saved[0]))
-    rounds = _Round(model, trainer, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace)
+    rounds = _Round(model, trainer, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace, process)
     trainer.follow()
     while iteration < settings.iterations:
         if iteration == 0 and not curves["held_out"]:
@@ -152,6 +159,7 @@ class _Round:
     seed: int
     stage: str
     workspace: Workspace
+    process: ProcessSide | None = None
     phase: str | None = None
 
     def next_stretch(self, rows: Sequence[Mapping[str, Any]]) -> "_Round":
@@ -164,14 +172,20 @@ class _Round:
     def iterate(self, tasks: dict[str, list[Task]], iteration: int) -> dict[str, Any]:
         """One iteration; returns its metrics."""
         groups = self._sample_groups(tasks, iteration)
-        rollouts = [rollout for group in groups for rollout in group]
+        kept = [_decided(group) for group in groups if self._keeps(group)][: self.settings.groups]
+        judged: dict[str, float] = {}
+        if self.process is not None:
+            kept, judged = judged_groups(self.process, self.settings.advantages, self.tokenizer, kept)
+        trained = {rollout.rollout_id: rollout for group in kept for rollout in group}
+        rollouts = [trained.get(rollout.rollout_id, rollout) for group in groups for rollout in group]
         table = rollout_table(rollouts)
         self._store(f"iter-{iteration:05d}", table)
-        kept = [group for group in groups if keeps_group(_rewards(group), self.settings.pass_rate)][: self.settings.groups]
+        undecided = sum(rollout.verdict == "undecided" for rollout in rollouts)
         if len(kept) < self.settings.min_groups:
             raise TrainingError(
                 "too few groups of responses say which response is better", where=f"{self.stage}, iteration {iteration}",
-                got=f"{len(kept)} of {len(groups)} sampled groups, mean reward {np.mean([r.reward for r in rollouts]):.3f}",
+                got=f"{len(kept)} of {len(groups)} sampled groups, mean reward {np.mean([r.reward for r in rollouts]):.3f}, "
+                f"{undecided} of {len(rollouts)} responses undecided",
                 wanted=f"at least min_groups = {self.settings.min_groups} with a pass rate inside {self.settings.pass_rate}",
                 do="use easier or harder tasks, a larger group_size or a higher max_sampled_groups; every rollout so far is kept",
             )  # fmt: skip
@@ -192,6 +206,8 @@ class _Round:
             "sampled_groups": len(groups),
             "kept_groups": len(kept),
             **self._dropped(groups),
+            "undecided": undecided,
+            **judged,
             **{name: float(np.mean([u[name] for u in updates])) for name in updates[0]},
             **figures,
             **{name: summary[name] for name in ("tokens_per_step", "mean_length", "truncation_rate")},
@@ -210,11 +226,17 @@ class _Round:
             rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
 
+    def _keeps(self, group: Sequence[Rollout]) -> bool:
+        """Whether a sampled group says which response is better."""
+        return keeps_group(_rewards(_decided(group)), self.settings.pass_rate, is_graded(self.settings.reward, group[0].task))
+
     def _dropped(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, int]:
-        """Sampled groups that teach nothing, by why: those above the range of pass rates (or all equal), and those below it."""
-        dropped = [float(_rewards(g).mean()) for g in groups if not keeps_group(_rewards(g), self.settings.pass_rate)]
-        hard = sum(mean < self.settings.pass_rate[0] for mean in dropped)
-        return {"too_easy_groups": len(dropped) - hard, "too_hard_groups": hard}
+        """Sampled groups that teach nothing, by why: those above the range of pass rates (or all equal), those below it, and those with
+        fewer than two decided responses."""
+        dropped = [_rewards(_decided(group)) for group in groups if not self._keeps(group)]
+        means = [float(rewards.mean()) for rewards in dropped if len(rewards) > 1]
+        hard = sum(mean < self.settings.pass_rate[0] for mean in means)
+        return {"too_easy_groups": len(means) - hard, "too_hard_groups": hard, "undecided_groups": len(dropped) - len(means)}
 
     def _store(self, name: str, table: pa.Table) -> None:
         """Writes rollouts and holds the file to the store's rules before anything is learned from it."""
@@ -236,7 +258,7 @@ class _Round:
             wave = queue[len(groups) : len(groups) + max(missing, settings.groups // 4)]
             rollouts = respond(self.model.eval(), self.tokenizer, wave, settings.group_size, settings.sampler, occasion)
             groups += [rollouts[i : i + settings.group_size] for i in range(0, len(rollouts), settings.group_size)]
-            missing = settings.groups - sum(keeps_group(_rewards(group), settings.pass_rate) for group in groups)
+            missing = settings.groups - sum(self._keeps(group) for group in groups)
         return groups
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -257,11 +279,12 @@ class _Round:
         if self.value is None:
             kind = self.settings.advantages
             by_group = [self.method.weigh(group_advantages(kind, _rewards(group))) for group in kept]
-            return [[np.full(len(r.trajectory.response_ids), a) for r, a in zip(g, given, strict=True)]
-                    for g, given in zip(kept, by_group, strict=True)], {}  # fmt: skip
+            return [[self._spread(r, a) for r, a in zip(g, given, strict=True)] for g, given in zip(kept, by_group, strict=True)], {}
         critic, trainer = self.value.settings, self.value.trainer
         trajectories = [self._trainable(rollout) for group in kept for rollout in group]
-        rewards = [outcome(reward) for group in kept for reward in group_advantages("group", _rewards(group))]
+        outcomes = [reward for group in kept for reward in group_advantages("group", _rewards(group))]
+        owners = [rollout for group in kept for rollout in group]
+        rewards = [self._paid(*item) for item in zip(owners, trajectories, outcomes, strict=True)]
         order = generator_for(self.seed, self.stage, iteration, "value updates").permutation(len(trajectories))
         parts = [
             score(trainer.model, trajectories, part.tolist(), rewards, self.settings, critic, self.tokenizer.mask_id)
@@ -274,6 +297,22 @@ class _Round:
         if (iteration - 1) % critic.every == 0:
             update(trainer, parts, critic.clip)
         return [[next(tables) for _ in group] for group in kept], figures
+
+    def _spread(self, rollout: Rollout, advantage: float) -> Floats:
+        """Advantage of each response token, float64 [R]: the outcome's, and from each token on what its steps are paid."""
+        table = np.full(len(rollout.trajectory.response_ids), advantage)
+        if rollout.chunks is not None:
+            steps = self._steps(trajectory := self._trainable(rollout))
+            table[: trajectory.num_tokens] += advantage_to_go(rollout, steps)
+        return table
+
+    def _paid(self, rollout: Rollout, trajectory: Trajectory, outcome: float) -> Floats:
+        """Reward of each trainable token, float64 [num_tokens]: the outcome on the last step, process rewards where their chunks end."""
+        steps = self._steps(trajectory)
+        return outcome_rewards(outcome, steps) + placed(rollout, steps)
+
+    def _steps(self, trajectory: Trajectory) -> npt.NDArray[np.int64]:
+        return trace_steps(trajectory, self.settings.train_block_size, self.model.family, self.settings.shrink)
 
     def _trainable(self, rollout: Rollout) -> Trajectory:
         """The rollout's trajectory with up to `num_pad` of the end tokens that follow the first one made trainable."""
@@ -370,6 +409,10 @@ def _said(row: Mapping[str, Any]) -> str:
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors whose name starts with a prefix, without it."""
     return {name.removeprefix(prefix + "."): tensor for name, tensor in tensors.items() if name.startswith(prefix + ".")}
+
+
+def _decided(group: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in group if rollout.verdict != "undecided"]
 
 
 def _rewards(group: Sequence[Rollout]) -> npt.NDArray[np.float64]:

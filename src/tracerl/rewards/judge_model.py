@@ -1,0 +1,88 @@
+"""A judge that is a local autoregressive checkpoint (Qwen, Llama): how much likelier than No is Yes, as the first token of its answer.
+
+The score is (p_yes - p_no) / (p_yes + p_no), both summed over the ways to begin the word; nothing is sampled. Where yes and no together
+have less probability than `min_mass`, the model has something else to say, and the question is undecided.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tracerl.config import Compute
+from tracerl.config import Judge as JudgeSettings
+from tracerl.errors import CheckpointError, DataError
+from tracerl.models.baselines import is_baseline, left_padded, load_baseline
+from tracerl.models.tokenizer import Tokenizer
+from tracerl.rewards.questions import Answer, Judge, Question, prompt_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_WORDS = {"yes": ("Yes", "yes", " Yes", " yes", "YES"), "no": ("No", "no", " No", " no", "NO")}
+_CLOSING = "Answer with one word, Yes or No."
+
+
+def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> Judge:
+    """Loads the checkpoint of `directory`. Raises CheckpointError if it is no autoregressive one or has no tokens for yes and no."""
+    if not is_baseline(directory):
+        raise CheckpointError("a judge's checkpoint is not an autoregressive one", where=str(directory),
+                              wanted="config.json of a Qwen or Llama model, and its safetensors")  # fmt: skip
+    model, tokenizer = load_baseline(directory, compute)
+    yes, no = answer_tokens(tokenizer, directory)
+
+    def ask(questions: Sequence[Question]) -> list[Answer]:
+        answers: list[Answer] = [Answer(None, "")] * len(questions)
+        prompts = {}
+        for place, question in enumerate(questions):
+            try:
+                prompts[place] = tokenizer.chat_ids(
+                    [{"role": "user", "content": prompt_of(question, settings.instructions or "", _CLOSING)}]
+                )
+            except DataError:
+                answers[place] = Answer(None, "the judge's tokenizer cannot write the question")
+                continue
+            if len(prompts[place]) > (settings.max_prompt_tokens or 0):
+                answers[place] = Answer(None, f"the question has {len(prompts.pop(place))} tokens")
+        # By length, so that little is padded; the order is a function of the questions.
+        places, rows = sorted(prompts, key=lambda place: (len(prompts[place]), place)), settings.max_rows or 1
+        for start in range(0, len(places), rows):
+            batch = places[start : start + rows]
+            scores = _scores(model, [prompts[place] for place in batch], yes, no, settings.min_mass or 0.0)
+            for place, score in zip(batch, scores, strict=True):
+                answers[place] = score
+        return answers
+
+    return ask
+
+
+def answer_tokens(tokenizer: Tokenizer, directory: Path) -> tuple[list[int], list[int]]:
+    """First tokens of the ways to write yes and no. Those that begin both are left out."""
+    first: dict[str, set[int]] = {"yes": set(), "no": set()}
+    for word, ways in _WORDS.items():
+        for way in ways:
+            try:
+                first[word].add(tokenizer.encode(way)[0])
+            except (DataError, IndexError):
+                continue
+    yes, no = sorted(first["yes"] - first["no"]), sorted(first["no"] - first["yes"])
+    if not yes or not no:
+        raise CheckpointError("a judge's tokenizer has no tokens that tell yes from no", where=str(directory), got=first)
+    return yes, no
+
+
+@torch.inference_mode()
+def _scores(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], yes: list[int], no: list[int], min_mass: float) -> list[Answer]:
+    ids, seen, positions = left_padded(prompts, model.device)
+    logits = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions, use_cache=False, logits_to_keep=1).logits[:, -1]
+    chances = logits.double().softmax(-1)
+    p_yes, p_no = (chances[:, tokens].sum(-1) for tokens in (yes, no))
+    answers = []
+    for ours, theirs in zip(p_yes.tolist(), p_no.tolist(), strict=True):
+        mass = ours + theirs
+        if not mass > 0.0 or mass < min_mass:  # a model that overflowed has no mass at all: NaN
+            answers.append(Answer(None, f"yes and no have probability {mass:.3g}"))
+        else:
+            answers.append(Answer((ours - theirs) / mass))
+    return answers

@@ -1,0 +1,43 @@
+"""The three kinds of judges: written steps of generated arithmetic, a local autoregressive model, a server."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tracerl.config import Compute
+from tracerl.config import Judge as JudgeSettings
+from tracerl.errors import ParamsError
+from tracerl.rewards.judge_model import model_judge
+from tracerl.rewards.judge_server import server_judge
+from tracerl.rewards.questions import Answer, Judge, Question
+from tracerl.rewards.steps import step_scores
+
+
+def make_judge(name: str, settings: JudgeSettings, root: Path, compute: Compute, key: str | None) -> Judge:
+    """The judge of a section of the params. root: where a relative path starts. key: of the server, from the environment.
+
+    Raises ParamsError if a server's key is not set, CheckpointError if a model's checkpoint cannot be used.
+    """
+    if settings.kind == "model":
+        return model_judge(settings, root / str(settings.path), compute)
+    if settings.kind == "server":
+        if settings.api_key_variable is not None and not key:
+            raise ParamsError("a judge's key is not set", where=f"verification.judges.{name}", got=f"no {settings.api_key_variable}",
+                              wanted="the key in that environment variable", do=f"export {settings.api_key_variable}=..., or set "
+                              "api_key_variable to null for a server without keys")  # fmt: skip
+        return server_judge(settings, key)
+    return steps_judge
+
+
+def steps_judge(questions: Sequence[Question]) -> list[Answer]:
+    """The programmatic judge. A whole response is worth the mean of its chunks (one chunk, unless it was given as several)."""
+    answers, known = [], dict[tuple[str, tuple[str, ...]], list[float | None]]()
+    for question in questions:
+        key = (question.task.task_id, question.chunks)
+        if key not in known:
+            known[key] = step_scores(question.task, question.chunks)
+        scores = known[key] if question.index is None else [known[key][question.index]]
+        decided = [score for score in scores if score is not None]
+        answers.append(
+            Answer(sum(decided) / len(decided)) if decided else Answer(None, f"kind {question.task.kind!r} has no rule for steps")
+        )
+    return answers

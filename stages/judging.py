@@ -1,0 +1,21 @@
+"""What the stages that judge share: the verifiers' processes, and the judges of the params with their keys from the environment."""
+
+import os
+
+from stages import context
+from tracerl.config import Params
+from tracerl.rewards.judges import make_judge
+from tracerl.rewards.questions import Judge
+from tracerl.rewards.verify import configure
+
+
+def prepare(params: Params) -> None:
+    """Tells the verifiers their limits and the judge of verification.judge, which is made when it is first needed."""
+    configure(params.verification, lambda: judge(params, str(params.verification.judge)))
+
+
+def judge(params: Params, name: str) -> Judge:
+    """The judge of this name in verification.judges."""
+    settings = context.section(params.verification.judges or {}, "judge", name)
+    key = os.environ.get(settings.api_key_variable) if settings.api_key_variable is not None else None
+    return make_judge(name, settings, context.ROOT, params.compute, key)

@@ -1,0 +1,78 @@
+"""A local model as a judge: the probability of yes against no, the same whatever the batch, and undecided where it says neither."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.tiny import sharp_model
+from tracerl.config import Compute, Judge
+from tracerl.errors import CheckpointError
+from tracerl.models.baselines import load_baseline
+from tracerl.models.checkpoint import save_checkpoint
+from tracerl.models.tokenizer import character_tokenizer
+from tracerl.rewards.judge_model import _CLOSING, answer_tokens, model_judge
+from tracerl.rewards.questions import Question, prompt_of
+from tracerl.types import Task
+
+TOKENIZER = character_tokenizer()
+COMPUTE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
+TASK = Task("t", "t", "sums", "train", 3, "4+7+5=", "16", "")
+QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [Question(TASK, ("no idea " * n,)) for n in (1, 9)]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    config = Qwen2Config(
+        vocab_size=TOKENIZER.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    TOKENIZER.save(folder)
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": told["eos_token"]}))
+    return folder
+
+
+def settings(**changes) -> Judge:
+    return Judge(**{"kind": "model", "path": "x", "max_rows": 2, "max_prompt_tokens": 2000, "min_mass": 0.0, "instructions": "", **changes})
+
+
+@torch.no_grad()
+def test_the_score_is_how_much_likelier_yes_is_than_no(directory):
+    model, tokenizer = load_baseline(directory, COMPUTE)
+    yes, no = answer_tokens(tokenizer, directory)
+    assert [tokenizer.decode(ids) for ids in (yes, no)] == ["yY", "nN"]
+    wanted = []
+    for question in QUESTIONS:
+        logits = model(torch.tensor([tokenizer.encode(prompt_of(question, "", _CLOSING))])).logits[0, -1]
+        p_yes, p_no = (logits[tokens].exp().sum() for tokens in (yes, no))
+        wanted.append(float((p_yes - p_no) / (p_yes + p_no)))
+    assert len({round(score, 6) for score in wanted}) > 1
+    for rows in (1, 2, 5):
+        scores = [answer.score for answer in model_judge(settings(max_rows=rows), directory, COMPUTE)(QUESTIONS)]
+        assert scores == pytest.approx(wanted, abs=1e-9)
+
+
+def test_what_it_cannot_decide_is_undecided(directory):
+    judge = model_judge(settings(min_mass=1.0), directory, COMPUTE)
+    assert {answer.score for answer in judge(QUESTIONS)} == {None}
+    assert "yes and no have probability" in judge(QUESTIONS)[0].reason
+    lengths = [len(TOKENIZER.encode(prompt_of(question, "", _CLOSING))) for question in QUESTIONS]
+    short = model_judge(settings(max_prompt_tokens=max(lengths) - 1), directory, COMPUTE)
+    assert [answer.score is None for answer in short(QUESTIONS)] == [length == max(lengths) for length in lengths]
+    foreign = Question(TASK, ("été",))
+    assert [answer.score is None for answer in model_judge(settings(), directory, COMPUTE)([foreign, *QUESTIONS])] == [True] + [False] * 5
+    assert model_judge(settings(), directory, COMPUTE)([]) == []
+
+
+def test_a_checkpoint_that_is_no_judge_is_named(tmp_path):
+    model = sharp_model("sdar", vocab_size=TOKENIZER.vocab_size)
+    save_checkpoint(model, TOKENIZER, tmp_path)
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(CheckpointError, match="not an autoregressive one"):
+            model_judge(settings(), folder, COMPUTE)
