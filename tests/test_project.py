@@ -22,6 +22,7 @@ LAYERS = [
     {"config", "disk"},
     {"models"},
     {"types", "puzzles"},
+    {"gym"},
     {"objectives", "rewards", "store", "tasks"},
     {"sampling"},
     {"evaluation"},
