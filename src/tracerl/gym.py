@@ -146,8 +146,11 @@ def _evaluates(module: str) -> bool:
 
 
 def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
-    """Whether the scorer pays every known answer in full, no nonsense, and not the neighbours' answers as a rule."""
-    neighbours = 0
+    """Whether the scorer pays every known answer in full, no nonsense, and as a rule neither a neighbour's answer nor both together.
+
+    Not never: after moves that solve a board others may change nothing, and a neighbour's answer may happen to be right.
+    """
+    alone, joined = 0, 0
     for number, entry in enumerate(entries):
         answer, other = entry["answer"], entries[number - 1]["answer"]
         if answer is not None and not _pays(dataset, answer, entry):
@@ -155,10 +158,9 @@ def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
         if any(_pays(dataset, text, entry) for text in (*_NONSENSE, entry["question"]) if text != answer):
             return False
         if answer is not None and other != answer:
-            if _pays(dataset, f"{answer} {other}", entry) or _pays(dataset, f"{other} {answer}", entry):
-                return False
-            neighbours += _pays(dataset, other, entry)
-    return 2 * neighbours < len(entries)
+            alone += _pays(dataset, other, entry)
+            joined += _pays(dataset, f"{answer} {other}", entry) or _pays(dataset, f"{other} {answer}", entry)
+    return 2 * max(alone, joined) < len(entries)
 
 
 def _pays(dataset: Any, answer: str, entry: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ def short_answer(response: str) -> str:
 
 def gym_answer(response: str, known: str) -> str:
     """The same for an answer like the known one: as many last lines, and a `#` marks nothing where the known answer holds one."""
-    return _given(response, len(known.splitlines()) or 1, "" if "#" in known else "#")
+    return _given(response, sum(bool(line.strip()) for line in known.splitlines()) or 1, "" if "#" in known else "#")
 
 
 def _given(response: str, num_lines: int, sign: str) -> str:

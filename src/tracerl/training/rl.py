@@ -25,7 +25,7 @@ import torch
 from tracerl.config import Critic, RlRound
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, respond
+from tracerl.evaluation.responses import Occasion, judged_table, respond
 from tracerl.models.checkpoint import policy_hash
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -35,7 +35,7 @@ from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, poli
 from tracerl.objectives.methods import METHODS, Method, Units, estimates, given, num_units, scores, unit_weights, units_of
 from tracerl.objectives.views import Plan, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
-from tracerl.store.files import rollout_table, write_rollouts
+from tracerl.store.files import write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
 from tracerl.training.critic import explained, outcome, score, token_advantages, update
@@ -148,7 +148,7 @@ class _Round:
         """One iteration; returns its metrics."""
         groups = self._sample_groups(tasks, iteration)
         rollouts = [rollout for group in groups for rollout in group]
-        table = rollout_table(rollouts)
+        table = judged_table(rollouts)
         self._store(f"iter-{iteration:05d}", table)
         kept = [group for group in groups if keeps_group(_rewards(group), self.settings.pass_rate)][: self.settings.groups]
         if len(kept) < self.settings.min_groups:
@@ -186,7 +186,7 @@ class _Round:
             name = f"held-out-{remasking}"
             occasion = Occasion(f"{self.stage}/{name}", iteration, policy, self.seed, self.truncated_is_wrong)
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
-            table = rollout_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
+            table = judged_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
             self._store(f"{name}-{iteration:05d}", table)
             rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
