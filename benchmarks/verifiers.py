@@ -8,7 +8,11 @@ left out.
 
 import argparse
 import json
+import os
+import random
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,9 +77,12 @@ def judged(pool: SandboxPool, tasks: Sequence[Task], program: Callable[[Task], s
 
 
 def broken(task: Task) -> str:
-    """A solution whose every call of the entry point gives something else."""
-    name = json.loads(task.spec)["entry_point"]
-    return f"{task.solution}\n_right = {name}\ndef {name}(*a, **k):\n    value = _right(*a, **k)\n    return [value, None]\n"
+    """A solution whose every call of a name the tests use gives something else."""
+    spoiled = "".join(
+        f"\n_right_{name} = {name}\ndef {name}(*a, **k):\n    value = _right_{name}(*a, **k)\n    return [value, None]\n"
+        for name in json.loads(task.spec)["provides"]
+    )
+    return task.solution + spoiled
 
 
 def code_figures(published: Path) -> None:
@@ -100,9 +107,129 @@ def code_figures(published: Path) -> None:
         timed("code, MBPP reference", len(tasks), lambda: results.append(judged(pool, tasks, lambda task: task.solution)))
         failed = [task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) != {"passed"}]
         demand(len(tasks) == 974 and not failed, f"974 of 974 MBPP reference solutions pass (failed: {failed})")
+        timed("code, MBPP broken", len(tasks), lambda: results.append(judged(pool, tasks, broken)))
+        passed = [task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) == {"passed"}]
+        demand(not passed, f"974 of 974 broken variants fail (passed: {passed})")
     else:
         print(f"left out: MBPP (no {path})")
     pool.close()
+
+
+def hostile_figures() -> None:
+    from tests.rewards.hostile import HOSTILE
+    from tracerl.rewards.code import CodeTests
+
+    limits = Limits(cpu_seconds=1.0, wall_seconds=4.0, memory=512 << 20, processes=16, file_size=1 << 20, files=64, output=1 << 16)
+    pool = SandboxPool("bubblewrap", limits, WORKERS)
+    calls = CodeTests("call", [{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f")
+    asserts = CodeTests("assert", [f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",))
+    programs = [
+        (text.replace("PORT_HOST", "127.0.0.1").replace("PORT", "9"), tests) for text in HOSTILE.values() for tests in (calls, asserts)
+    ]
+    verdicts: list[list[str]] = []
+    with ThreadPoolExecutor(WORKERS) as threads:
+        timed("code, hostile", len(programs), lambda: verdicts.extend(threads.map(lambda one: run_tests(pool, *one), programs)))
+    demand(sum("passed" in v for v in verdicts) == 0, f"{len(HOSTILE)} hostile programs in two styles of tests: 0 passes")
+    demand(run_tests(pool, "def f(x):\n    return x * x + 7", calls) == ["passed", "passed"], "the service is still up")
+    pool.close()
+    demand(not outlived(descendants(os.getpid())), "hostile programs left no process")
+
+
+NUM_KILLS = 8
+
+
+def killed_figures(published: Path) -> None:
+    """A benchmark evaluation killed at random moments, with a tiny model and up to 16 problems of every published kind at hand."""
+    from tests.tiny_run import digests, run_stage, start_stage
+
+    with tempfile.TemporaryDirectory(prefix="tracerl-") as place:
+        folder, rng = Path(place) / "run", random.Random("killed benchmark")
+        names = benchmark_run(folder, published)
+        for stage in ("tasks", "base"):
+            run_stage(folder, stage)
+        start = time.monotonic()
+        run_stage(folder, "evaluate", "bench")
+        print(f"killed: a whole evaluation of {', '.join(names)} takes {time.monotonic() - start:.0f} s", flush=True)
+        outputs = [folder / "data" / "evals" / "bench", folder / "reports" / "metrics" / "evaluate" / "bench.json"]
+        whole = digests(folder)
+        table = json.loads(outputs[1].read_text())
+        print("killed: " + ", ".join(f"{row['benchmark']} {row['remasking']} {row['accuracy']:.2f}" for row in table["rows"]))
+        shutil.rmtree(outputs[0])
+        outputs[1].unlink()
+        kills, resumed, survivors, remade = 0, 0, 0, 0
+        while kills < NUM_KILLS:
+            before = parts_of(folder)
+            process = start_stage(folder, "evaluate", "bench")
+            wanted = len(before) + rng.randint(0, 2)
+            while process.poll() is None and len(parts_of(folder)) <= wanted:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 1.0))
+            inside = descendants(process.pid)
+            process.kill()
+            process.communicate()
+            if outputs[1].exists():  # it was done first: once more from the beginning
+                shutil.rmtree(outputs[0])
+                outputs[1].unlink()
+                continue
+            kills, resumed = kills + 1, resumed + bool(before)
+            after = parts_of(folder)
+            remade += sum(after.get(path) != changed for path, changed in before.items())
+            survivors += len(outlived(inside))
+        run_stage(folder, "evaluate", "bench")
+        demand(
+            digests(folder) == whole, f"after {kills} SIGKILLs, {resumed} of them in a resumed run, the same table and rows, byte for byte"
+        )
+        demand(remade == 0, "no finished batch was made again")
+        demand(survivors == 0, "no judging process outlived the run it belonged to")
+
+
+def benchmark_run(folder: Path, published: Path) -> list[str]:
+    """Tiny params whose evaluation `bench` asks the first problems of every published set at hand that the tiny model can spell."""
+    from tests.tiny_run import ROOT as CODE
+    from tests.tiny_run import tiny_params, write_params
+    from tracerl.store.files import write_tasks
+
+    params = tiny_params()
+    files = {
+        "math500": "math500_full.jsonl", "gsm8k": "gsm8k_test.jsonl", "mbpp": "mbpp.jsonl", "sudoku": "d1_sudoku4x4_test.csv",
+        "countdown": "d1_countdown_cd3_test.jsonl", "livecodebench-v2": "livecodebench.jsonl",
+    }  # fmt: skip
+    chosen = {"easy": [Task(f"easy/{i}", "easy", "math", "test", 1, f"{i}?", "1", "") for i in range(200, 216)]}
+    for name, file in files.items():
+        path = published / file
+        path = path if path.is_file() else CODE / "tests" / "fixtures" / "benchmarks" / file
+        tasks = read_benchmark(BENCHMARKS[name], read_rows(path))[0] if path.is_file() else []
+        if spelled := [task for task in tasks if task.prompt.isascii() and len(task.prompt) <= 600][:16]:
+            chosen[name] = spelled
+    for name, tasks in chosen.items():
+        write_tasks(folder / "data" / "raw" / f"{name}.parquet", tasks)
+        params["tasks"]["sets"][name] = {"source": "file", "path": f"data/raw/{name}.parquet", "num_train": 0, "num_test": 16}
+    sampler = {**params["traces"]["sampler"], "max_prompt_tokens": 600, "max_new_tokens": 12}
+    params["evaluate"]["bench"] = {"checkpoint": "base", "tasks": list(chosen), "sampler": sampler}
+    params["evaluation"]["num_samples"] = 2
+    write_params(folder, params)
+    return list(chosen)
+
+
+def parts_of(folder: Path) -> dict[str, int]:
+    """Finished batches in the scratch folder, with their times of change."""
+    return {str(path): path.stat().st_mtime_ns for path in (folder / "data" / "scratch").glob("evaluate@bench-*/rows/*.parquet")}
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return children + [below for child in children for below in descendants(child)]
+
+
+def outlived(pids: Sequence[int]) -> list[int]:
+    """Those of the processes that are still there after ten seconds."""
+    until = time.monotonic() + 10.0
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left
 
 
 def evaluation_figures() -> None:
@@ -132,9 +259,13 @@ def evaluation_figures() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--published", type=Path, default=ROOT.parent / "shared" / "benchmarks", help="folder of published benchmark files")
-    parser.add_argument("--only", choices=["math", "code", "evaluation"], help="one part")
+    parser.add_argument("--only", choices=["math", "code", "hostile", "killed", "evaluation"], help="one part")
     arguments = parser.parse_args()
-    for name, run in (("math", math_figures), ("code", lambda: code_figures(arguments.published)), ("evaluation", evaluation_figures)):
+    parts: dict[str, Callable[[], None]] = {
+        "math": math_figures, "code": lambda: code_figures(arguments.published), "hostile": hostile_figures,
+        "killed": lambda: killed_figures(arguments.published), "evaluation": evaluation_figures,
+    }  # fmt: skip
+    for name, run in parts.items():
         if arguments.only in (None, name):
             run()
 

@@ -11,11 +11,11 @@ from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
+from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
 from tracerl.rewards.verify import provenance
-from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
+from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
 
 
@@ -41,7 +41,7 @@ def main(name: str) -> None:
             path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
             if not path.is_file():
                 batch = tasks[first : first + common.batch_size]
-                write_rollouts(path, rollout_table(respond(model, tokenizer, batch, common.num_samples, sampler, occasion)))
+                write_rollouts(path, judged_table(respond(model, tokenizer, batch, common.num_samples, sampler, occasion)))
             parts.append(read_rollouts(path))
             done += parts[-1].num_rows
             show(done, total, f"{task_set} {mode}")

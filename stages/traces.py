@@ -11,9 +11,9 @@ from stages import context, judging
 from tracerl import distributed
 from tracerl.config import Traces
 from tracerl.disk import write_json
-from tracerl.evaluation.responses import Occasion, fitting_tasks, respond
+from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
-from tracerl.store.files import read_rollouts, rollout_table, write_rollouts
+from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.training.traces import preferred_solutions
 
@@ -44,7 +44,7 @@ def main() -> None:
         if not path.is_file():
             preferred = preferred_solutions(model, tokenizer, solved, settings, replace(occasion, stage="traces/preferred"), on_done)
             own = respond(model, tokenizer, unseen, settings.group_size, settings.sampler, occasion, on_done)
-            write_rollouts(path, rollout_table([*preferred, *own]))
+            write_rollouts(path, judged_table([*preferred, *own]))
         table = read_rollouts(path)
         counts[name] = {
             "num_responses": table.num_rows,

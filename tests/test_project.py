@@ -22,6 +22,7 @@ LAYERS = [
     {"config", "disk", "distributed"},
     {"models"},
     {"types", "puzzles"},
+    {"gym"},
     {"objectives", "rewards", "store", "tasks"},
     {"sampling"},
     {"evaluation"},

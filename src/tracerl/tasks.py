@@ -8,7 +8,7 @@ Generators (difficulty = length of the chain of thought):
   number of operators. No division; every value lies in 0 to 9.
 * countdown, sudoku: see `puzzles.py`; judged by their rules.
 * open: a user's problems without a verifiable answer, each with a rubric or none; decided by a judge.
-* gym: any task of reasoning-gym (extra `gym`), judged by exact text. Its own scorers are never called: several evaluate the answer as code.
+* gym: any task of reasoning-gym (extra `gym`); `gym.py` says how each is judged.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ from tracerl import puzzles
 from tracerl.config import Tasks, TaskSet
 from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
+from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
 from tracerl.types import Task
 
@@ -45,7 +46,7 @@ def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root
     if settings.source == "open":
         return _read_open_file(name, settings, held_out, root / str(settings.path))
     if settings.source == "gym":
-        return _chosen(_gym_tasks(name, str(settings.task), settings, held_out, seed), settings, f"tasks.sets.{name}")
+        return _chosen(_gym_tasks(name, settings, held_out, seed), settings, f"tasks.sets.{name}")
     wanted = {"train": settings.num_train, "test": settings.num_test}
     found: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
     low, high = settings.difficulty or (1, 1)
@@ -134,28 +135,15 @@ GENERATORS: dict[str, Callable[[int, np.random.Generator], Generated]] = {
 }
 
 
-def _gym_tasks(name: str, task: str, settings: TaskSet, held_out: float, seed: int) -> list[Task]:
-    """Items of a reasoning-gym task until both splits are full. Raises ParamsError if the package or the task is missing."""
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ParamsError("reasoning-gym is not installed", where=f"tasks.sets.{name}", do="pip install 'tracerl[gym]'") from error
-    wanted = {"train": settings.num_train, "test": settings.num_test}
+def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list[Task]:
+    """Items of a reasoning-gym task. Item i of a seed is item i - 1 of the next seed, so that only a hash can split them."""
     size = int(4 * max(settings.num_train / (1 - held_out), settings.num_test / held_out)) + 20
-    try:
-        items = reasoning_gym.create_dataset(task, size=size, seed=seed)
-    except ValueError as error:
-        raise ParamsError("reasoning-gym has no such task", where=f"tasks.sets.{name}.task", got=task, wanted=error) from error
-    found: dict[str, Task] = {}
-    for item in items:
-        prompt, answer = item["question"].strip(), item["answer"]
-        split = split_of(prompt, held_out)
-        if isinstance(answer, str) and answer.strip() and prompt not in found and wanted[split] > 0:
-            wanted[split] -= 1
-            found[prompt] = Task(f"{name}/{_digest(prompt)}", name, "gym", split, 1, prompt, answer, "")
-        if not any(wanted.values()):
-            break
-    return list(found.values())
+    tasks: dict[str, Task] = {}
+    for item in gym_items(str(settings.task), settings.options or {}, size, seed, f"tasks.sets.{name}"):
+        prompt = item.prompt
+        one = Task(f"{name}/{_digest(prompt)}", name, item.kind, split_of(prompt, held_out), 1, prompt, item.answer, "", item.spec)
+        tasks.setdefault(prompt, one)
+    return list(tasks.values())
 
 
 def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:

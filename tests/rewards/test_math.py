@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,40 @@ def test_a_killed_worker_is_replaced_and_loses_nothing():
         assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
     finally:
         pool.close()
+
+
+@pytest.mark.parametrize("victim", ["the worker", "the child that decides"])
+def test_a_process_killed_while_it_decides_loses_nothing(victim):
+    pool = MathWorkers(1, CPU_SECONDS)
+    killed: list[int] = []
+
+    def kill_once(pid):
+        while not killed:
+            for child in children(pid):
+                doomed = pid if victim == "the worker" else child
+                os.kill(doomed, signal.SIGKILL)
+                killed.append(doomed)
+                return
+
+    try:
+        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+        worker = pool._idle.get()
+        assert worker is not None
+        pool._idle.put(worker)
+        with ThreadPoolExecutor(1) as threads:
+            watching = threads.submit(kill_once, worker.pid)
+            while not watching.done():
+                assert pool.equivalent(r"\sqrt{5+2\sqrt{6}}", r"\sqrt{2}+\sqrt{3}") == "equal"
+        assert len(killed) == 1
+    finally:
+        pool.close()
+
+
+def children(pid):
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def test_math500_answers_equal_themselves_and_no_differing_neighbour(workers):

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tracerl.rewards.final import short_answer
 from tracerl.rewards.verify import Verdict, verify
 from tracerl.types import Task
 
@@ -129,3 +130,27 @@ def test_a_response_cut_at_the_limit_is_wrong_if_the_option_says_so(kind, respon
 
 def test_an_undecided_response_is_never_paid():
     assert Verdict("undecided", {}).reward == 0.0
+
+
+FINAL = [
+    ("so\n3*5+7", "3*5+7"),
+    ("3*5;#3*5+7", "3*5+7"),
+    ("<think>#1</think>\n3*5+7", "3*5+7"),
+    ("<think>hm</think>\n", "<think>hm</think>"),
+    ("<answer>\n1 2\n3 4\n</answer> bye", "1 2\n3 4"),
+    ("<answer>1</answer> no <answer>2", "2"),
+    ("<answer>so \\boxed{3*5+7} it is</answer>", "3*5+7"),
+    ("\\boxed{3*5+7} and {more}", "3*5+7"),
+    ("\\boxed{1} or \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("response", "answer"), FINAL)
+def test_a_short_answer_is_taken_in_the_stated_order(response, answer):
+    assert short_answer(response) == answer
+
+
+@pytest.mark.parametrize("part", ["<answer>", "</think>", "\\boxed{", "#", "\n", "{", "}"])
+def test_a_hostile_text_gives_an_answer_at_once(part):
+    short_answer(part * 50_000)

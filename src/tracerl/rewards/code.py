@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tracerl.errors import DataError
-from tracerl.rewards.sandbox import CPU_LIMIT_STATUS, GuestEndedError, Sandbox, SandboxPool
+from tracerl.rewards.final import final_part
+from tracerl.rewards.sandbox import CPU_LIMIT_STATUS, GuestEndedError, Sandbox, SandboxError, SandboxPool
 
 _MAX_PROGRAM = 200_000
 _MAX_CALLS = 100_000
@@ -57,12 +58,10 @@ def code_tests(spec: str) -> CodeTests:
 
 
 def extract_program(response: str, prefix: str, entry_point: str) -> str:
-    """The last fenced block, else the whole response; after `prefix` if it does not define the entry point itself."""
-    response = response.rpartition("</think>")[2].strip("\n") or response
-    start = response.rfind("<answer>")
-    response = response[start + len("<answer>") :].partition("</answer>")[0] if start >= 0 else response
-    blocks = _fenced(response)
-    program = blocks[-1] if blocks else response
+    """The last fenced block of the response's final part, else all of it; after `prefix` if it does not define the entry point itself."""
+    text = final_part(response)[0].strip("\n")
+    blocks = _fenced(text)
+    program = blocks[-1] if blocks else text
     defines = (
         re.search(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point.split('.')[0])}\b", program, re.MULTILINE)
         if entry_point
@@ -74,7 +73,7 @@ def extract_program(response: str, prefix: str, entry_point: str) -> str:
 def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
     """A verdict per test, in their order. With reward "all" what follows the first failure is not tried ("skipped").
 
-    Raises SandboxError if a sandbox does not work.
+    Tests during which a sandbox breaks are run once more. Raises SandboxError if one breaks again.
     """
     if len(program) > _MAX_PROGRAM or "\x00" in program:
         return ["error"] * len(tests.tests)
@@ -82,11 +81,17 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
         tests.style
     ]
     verdicts: list[str] = []
-    deaths = 0
+    deaths, broken = 0, False
     while len(verdicts) < len(tests.tests):
         if deaths == _MAX_DEATHS:
             return [*verdicts, *["skipped"] * (len(tests.tests) - len(verdicts))]
-        done = runner(pool, program, tests, tests.tests[len(verdicts) :])
+        try:
+            done = runner(pool, program, tests, tests.tests[len(verdicts) :])
+        except SandboxError:
+            if broken:
+                raise
+            broken = True
+            continue
         verdicts += done
         deaths += done[-1] in ("ended", "timeout", "output")
         if tests.reward == "all" and any(verdict != "passed" for verdict in verdicts):

@@ -131,8 +131,11 @@ HANDLES: list = []
 OPAQUE: dict = {}
 
 
-def main(uid):
-    """Prepares everything that costs time, then waits for a job. Standard input and output become the private channel."""
+def main(uid, packages):
+    """Prepares everything that costs time, then waits for a job. Standard input and output become the private channel.
+
+    packages: folders of installed packages, for trusted programs that handle untrusted text; a model's program sees none.
+    """
     import builtins
     import collections  # noqa: F401  (imported now, while no clock runs)
     import json
@@ -169,6 +172,7 @@ def main(uid):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    sys.path.extend(packages)
     send({"ready": True})
     job = receive()
     limits = job["limits"]

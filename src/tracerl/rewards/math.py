@@ -1,7 +1,7 @@
 """Mathematical answers: which part of a response is its answer, and whether it equals the known one.
 
 `extract_answer` is the one extractor, for the reward and for every benchmark. In this order, of the text after the last `</think>` (if
-anything follows it) and inside the last `<answer>` block (if there is one):
+anything follows it) and inside the last `<answer>` block (if there is one; `final.py`):
 
 1. the last complete `\\boxed{...}` (or `\\fbox`), braces nested at will;
 2. what follows the last `####` on its line;
@@ -18,16 +18,15 @@ used, because they round, drop units and read the first of several expressions; 
 """
 
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal
+
+from tracerl.rewards.final import final_part, last_boxed
 
 Equivalence = Literal["equal", "different", "undecided"]
 
 MAX_ANSWER = 2000  # characters; a longer answer is compared as text only
 
-_BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{|[{}]|\\[{}\\]")
-_BARE_BOX = re.compile(r"\\boxed\s+([^\s${}\\]+)")
 _SAYS = re.compile(r"(?:answer|result)[ \t]{0,4}(?:is|:|=)[ \t]{0,4}:?", re.IGNORECASE)
 
 # ruff: noqa: RUF001
@@ -60,11 +59,8 @@ _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*\\?(?:%|percent)\s*\}|percent)\
 
 def extract_answer(text: str) -> str | None:
     """The answer a response gives, or None if it is empty. Linear in the length of the text."""
-    text = text.rpartition("</think>")[2].strip() or text
-    start = text.rfind("<answer>")
-    if start >= 0:
-        text = text[start + len("<answer>") :].partition("</answer>")[0]
-    if (boxed := _last_boxed(text)) is not None:
+    text, _ = final_part(text)
+    if (boxed := last_boxed(text)) is not None:
         return boxed.strip() or None
     if "####" in text:
         return text.rpartition("####")[2].partition("\n")[0].strip() or None
@@ -160,28 +156,6 @@ def _sole_group(text: str) -> str | None:
 def _with_braces(match: re.Match[str]) -> str:
     top, bottom = (next(part for part in match.group(*pair) if part is not None) for pair in ((1, 2), (3, 4)))
     return f"\\frac{{{top}}}{{{bottom}}}"
-
-
-def _last_boxed(text: str) -> str | None:
-    last: tuple[int, int] | None = None
-    for start, end in _closed_boxes(text):
-        # Of nested boxes the outer one, which closes later; otherwise the later one.
-        last = (start, end) if last is None or end > last[1] else last
-    if last is not None:
-        return text[slice(*last)]
-    bare = _BARE_BOX.findall(text)
-    return bare[-1].rstrip(".,") if bare else None
-
-
-def _closed_boxes(text: str) -> Iterator[tuple[int, int]]:
-    """(start, end) of the inside of every box whose brace closes, in one pass."""
-    open_groups: list[int | None] = []
-    for match in _BOXES.finditer(text):
-        token = match.group()
-        if token.endswith("{") and token != r"\{":
-            open_groups.append(match.end() if token != "{" else None)
-        elif token == "}" and open_groups and (start := open_groups.pop()) is not None:
-            yield start, match.start()
 
 
 def _math_of(line: str) -> str:

@@ -34,7 +34,15 @@ def main() -> None:
 
 
 def _decide(gold: str, given: str, cpu_seconds: float) -> str:
-    """The verdict; a child that dies, of its limit or otherwise, or hangs leaves "undecided"."""
+    """The verdict; a child that dies of its limits or hangs leaves "undecided". One that somebody killed is replaced once."""
+    text, killed = _asked(gold, given, cpu_seconds)
+    if killed:
+        text, _ = _asked(gold, given, cpu_seconds)
+    return text or "undecided"
+
+
+def _asked(gold: str, given: str, cpu_seconds: float) -> tuple[str, bool]:
+    """What a child says, "" if it dies, and whether it was killed by somebody else."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -47,8 +55,8 @@ def _decide(gold: str, given: str, cpu_seconds: float) -> str:
     os.close(reading)
     if not ready:
         os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return text or "undecided"
+    _, status = os.waitpid(child, 0)
+    return text, bool(ready) and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def _limited(gold: str, given: str, cpu_seconds: float, writing: int) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from tracerl import puzzles
 from tracerl.config import RewardPart
 from tracerl.rewards.code import code_tests
+from tracerl.rewards.final import short_answer
 from tracerl.rewards.math import clean, extract_answer, number
 from tracerl.rewards.verify import Verdict
 from tracerl.types import Task
@@ -90,11 +91,11 @@ def _integer_answer(task: Task, text: str) -> float:
 
 
 def _right_numbers(task: Task, text: str) -> float:
-    return float(task.kind == "countdown" and puzzles.uses_right_numbers(task.spec, puzzles.given_answer(text)))
+    return float(task.kind == "countdown" and puzzles.uses_right_numbers(task.spec, short_answer(text)))
 
 
 def _filled_blanks(task: Task, text: str) -> float:
-    return puzzles.filled_blanks(task.spec, task.answer, puzzles.given_answer(text)) if task.kind == "sudoku" else 0.0
+    return puzzles.filled_blanks(task.spec, task.answer, short_answer(text)) if task.kind == "sudoku" else 0.0
 
 
 _PARTS: dict[str, Callable[[Task, str], float]] = {

@@ -34,6 +34,8 @@ from tracerl.errors import TracerlError
 
 _FIRST_UID, _NUM_UIDS = 64_100, 400
 _START_SECONDS = 60.0
+_LOOK_SECONDS = 0.5  # between two looks at what a program does while nothing comes from it
+_TREE = 2  # times the CPU seconds of one process are for all processes of a program together
 CPU_LIMIT_STATUS = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself, and as bubblewrap passes it on
 _GUEST = Path(__file__).with_name("guest.py").read_text(encoding="utf-8")
 
@@ -52,7 +54,7 @@ class GuestEndedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. Sizes in bytes; cpu_seconds per process, output per test.
+    """Of one program. Sizes in bytes; cpu_seconds per process (twice that for all of them together), output per test.
 
     wall_seconds: how long a test may go without wanting to compute. A program that is kept from the processor by the machine's load is
     given up to ten times as long, so that only its own CPU time, not the load, decides.
@@ -68,16 +70,22 @@ class Limits:
 
 
 class Sandbox:
-    """One isolated interpreter, used for one program. It starts in the background; `begin` waits until it is up."""
+    """One isolated interpreter, used for one program. It starts in the background; `begin` waits until it is up.
 
-    def __init__(self, backend: str, uid: int | None, limits: Limits) -> None:
+    packages: folders of installed packages that it sees besides the standard library: none for a model's program.
+    """
+
+    def __init__(self, backend: str, uid: int | None, limits: Limits, packages: tuple[str, ...] = ()) -> None:
         self.backend, self.limits = backend, limits
         self._folder = tempfile.mkdtemp(prefix="tracerl-") if backend == "unconfined" else None
         self._init: int | None = None
         reading, writing = os.pipe()
-        guest = [_GUEST + f"\nmain({uid if backend == 'bubblewrap' else None})"]
-        if backend == "bubblewrap":
-            command = [*_bubblewrap(uid, limits.file_size), "--info-fd", str(writing), "--", _inner_python(), "-I", "-S", "-c", *guest]
+        inside = backend == "bubblewrap"
+        folders = [_inner_packages(number) if inside else folder for number, folder in enumerate(packages)]
+        guest = [_GUEST + f"\nmain({uid if inside else None}, {folders})"]
+        if inside:
+            outside = [*_bubblewrap(uid, limits.file_size, packages), "--info-fd", str(writing)]
+            command = [*outside, "--", _inner_python(), "-I", "-S", "-c", *guest]
         else:
             command = [_outer_python(), "-I", "-S", "-c", *guest]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={},
@@ -114,7 +122,7 @@ class Sandbox:
                 if not select.select([], [self._to], [], max(0.0, until - time.monotonic()))[1]:
                     raise GuestEndedError("timeout") from None
             except OSError:
-                raise GuestEndedError("ended") from None
+                raise self._how_it_ended() from None
 
     def receive(self, seconds: float) -> Any:
         """One frame as data. Raises GuestEndedError if none comes in time, or none that is JSON of the allowed size."""
@@ -140,9 +148,12 @@ class Sandbox:
             if size > self.limits.output:
                 raise GuestEndedError("output")
         try:
-            return b"".join(parts), self._process.wait(max(0.05, until - time.monotonic()))
+            status = self._process.wait(max(0.05, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             raise GuestEndedError("timeout") from None
+        if self._killed_from_outside():
+            raise self._how_it_ended()
+        return b"".join(parts), status
 
     def close(self) -> None:
         """Kills everything inside and waits until it is gone. Leaves no file."""
@@ -168,26 +179,37 @@ class Sandbox:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _how_it_ended(self) -> Exception:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        if self._killed_from_outside():
+            return SandboxError("a sandbox was killed from outside", where=self.backend, got=f"signal {-self._process.returncode}")
+        return GuestEndedError("timeout" if self._process.returncode in CPU_LIMIT_STATUS else "ended")
+
+    def _killed_from_outside(self) -> bool:
+        """Whether bubblewrap itself was killed, which nothing inside its namespaces can do."""
+        return self.backend == "bubblewrap" and (self._process.returncode or 0) < 0
+
     def _exactly(self, size: int, until: float) -> bytes:
         parts = []
         while size:
             part = self._some(size, until)
             if not part:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(1.0)
-                raise GuestEndedError("timeout" if self._process.returncode in CPU_LIMIT_STATUS else "ended")
+                raise self._how_it_ended()
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
     def _some(self, size: int, until: float) -> bytes:
         seconds = max(0.0, until - time.monotonic())
-        for _ in range(10):
-            if select.select([self._from], [], [], seconds)[0]:
-                return os.read(self._from.fileno(), min(size, 1 << 16))
-            if not _wants_to_compute(self._process.pid):
-                break
-        raise GuestEndedError("timeout")
+        last = until + 9 * seconds
+        while not select.select([self._from], [], [], min(_LOOK_SECONDS, seconds))[0]:
+            wants, used = _computing(self._process.pid)
+            now = time.monotonic()
+            if used > _TREE * self.limits.cpu_seconds + 1 or now > last or (now > until and not wants):
+                raise GuestEndedError("timeout")
+            until += seconds if now > until else 0.0
+        return os.read(self._from.fileno(), min(size, 1 << 16))
 
 
 class SandboxPool:
@@ -196,9 +218,9 @@ class SandboxPool:
     One thread starts them all and lives as long as the pool: bubblewrap ends a sandbox with the thread that started it.
     """
 
-    def __init__(self, backend: str, limits: Limits, num_warm: int) -> None:
+    def __init__(self, backend: str, limits: Limits, num_warm: int, packages: tuple[str, ...] = ()) -> None:
         check_backend(backend)
-        self.backend, self.limits, self._num_warm = backend, limits, num_warm
+        self.backend, self.limits, self._num_warm, self._packages = backend, limits, num_warm, packages
         self._warm: queue.SimpleQueue[Future[Sandbox]] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, "sandboxes")
         self._next = 0
@@ -235,17 +257,19 @@ class SandboxPool:
 
     def _start(self) -> Sandbox:
         self._next += 1
-        return Sandbox(self.backend, _FIRST_UID + self._next % _NUM_UIDS if os.getuid() == 0 else None, self.limits)
+        uid = _FIRST_UID + self._next % _NUM_UIDS if os.getuid() == 0 else None
+        return Sandbox(self.backend, uid, self.limits, self._packages)
 
 
-def _wants_to_compute(pid: int) -> bool:
-    """Whether a process or one of its descendants is running or waits for a processor."""
+def _computing(pid: int) -> tuple[bool, float]:
+    """Whether a process or a descendant is running or waits for a processor, and the CPU seconds of all of them, the dead included."""
     try:
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] == "R":
-            return True
-        return any(_wants_to_compute(int(child)) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        below = [_computing(int(child)) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (OSError, ValueError):
-        return False
+        return False, 0.0
+    used = sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")
+    return facts[0] == "R" or any(wants for wants, _ in below), used + sum(seconds for _, seconds in below)
 
 
 @functools.cache
@@ -270,7 +294,7 @@ def check_backend(backend: str) -> str:
         answer = trial.receive(30.0)
     except (SandboxError, GuestEndedError) as error:
         done = subprocess.run(
-            [*_bubblewrap(uid, 2**20), "--", _inner_python(), "-I", "-S", "-c", ""], capture_output=True, text=True, env={}, check=False
+            [*_bubblewrap(uid, 2**20, ()), "--", _inner_python(), "-I", "-S", "-c", ""], capture_output=True, text=True, env={}, check=False
         )
         raise SandboxError("model code cannot be run: bubblewrap does not work here", got=done.stderr.strip() or error, do=do) from error
     finally:
@@ -288,8 +312,12 @@ def _inner_python() -> str:
     return f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def _inner_packages(number: int) -> str:
+    return f"/packages/{number}"
+
+
 @functools.cache
-def _bubblewrap(uid: int | None, file_size: int) -> list[str]:
+def _bubblewrap(uid: int | None, file_size: int, packages: tuple[str, ...]) -> list[str]:
     """The command line up to the program: what is visible inside, and what is not shared with the outside."""
     prefix = Path(sys.base_prefix)
     command = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
@@ -305,11 +333,14 @@ def _bubblewrap(uid: int | None, file_size: int) -> list[str]:
     command += ["--dir", "/python", "--ro-bind", str(prefix / "bin"), "/python/bin", "--ro-bind", str(prefix / "lib"), "/python/lib"]
     # Installed packages are hidden: benchmark data with solutions may be among them.
     for folder in {sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)}) for scheme in ("purelib", "platlib")}:
-        packages = Path(folder)
-        if packages.is_dir() and packages.is_relative_to(prefix):
-            command += ["--tmpfs", str(Path("/python") / packages.relative_to(prefix))]
+        installed = Path(folder)
+        if installed.is_dir() and installed.is_relative_to(prefix):
+            command += ["--tmpfs", str(Path("/python") / installed.relative_to(prefix))]
     if Path("/usr/lib/python3/dist-packages").is_dir():
         command += ["--tmpfs", "/usr/lib/python3/dist-packages"]
+    command += ["--dir", "/packages"] if packages else []
+    for number, folder in enumerate(packages):
+        command += ["--ro-bind", folder, _inner_packages(number)]
     for name in ("/tmp", "/dev/shm"):
         command += ["--dev", "/dev"] if name == "/dev/shm" else []
         command += ["--perms", "1777", "--size", str(16 * file_size), "--tmpfs", name]

@@ -3,32 +3,39 @@
 Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the answer as a plain whole number, nothing
 after it. The steps themselves are not judged: what is paid is the answer. User files (`text`): what follows the last `#`, or else the
 last non-empty line, must equal the answer after stripping spaces. `math`: see `math.py`. `code`: see `code.py`. `countdown` and `sudoku`:
-the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text. `open`: the score of a judge (`questions.py`) from -1 to 1, paid as
-0 to 1; more than 0 is correct.
+the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text, or as its scorer says in the sandbox (`gym.py` says when).
+`open`: the score of a judge (`questions.py`) from -1 to 1, paid as 0 to 1; more than 0 is correct.
 
-`math` and `code` need processes, and `open` a judge: `configure` says how many, under which limits and which, once per process, like
-torch's thread count.
+`math`, `code` and `gym` need processes, and `open` a judge: `configure` says how many, under which limits and which, once per process,
+like torch's thread count.
 """
 
 import atexit
+import contextlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
 
 from tracerl import puzzles
 from tracerl.config import Verification
 from tracerl.errors import ParamsError
 from tracerl.rewards.code import code_tests, extract_program, run_tests
+from tracerl.rewards.final import gym_answer, short_answer
 from tracerl.rewards.math import extract_answer
 from tracerl.rewards.questions import Judge, Question
 from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.scorer import pays, visible_packages
 from tracerl.rewards.workers import MathWorkers
 from tracerl.types import Task
 
 # Raised whenever a verdict on some response may change; stored with every evaluation.
-VERSION = 2
+VERSION = 3
 
+_IN_PROCESSES = ("math", "code", "gym")
 _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)
 
 
@@ -64,7 +71,7 @@ def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
             return Verdict("wrong", {"correct": 0.0})
         return opened[place] if place in opened else _VERIFIERS[task.kind](task, response)
 
-    if _judges is None or all(task.kind not in ("math", "code") for task, _, _ in judged):
+    if _judges is None or all(task.kind not in _IN_PROCESSES for task, _, _ in judged):
         return [one(place) for place in range(len(judged))]
     with ThreadPoolExecutor(_judges.settings.num_workers) as threads:
         return list(threads.map(one, range(len(judged))))
@@ -99,9 +106,12 @@ atexit.register(release)
 
 
 def provenance(kinds: set[str]) -> dict[str, str | int]:
-    """What verdicts on these kinds depend on besides task and response: the verifier's version, and the sandbox where code is judged."""
+    """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox."""
     facts: dict[str, str | int] = {"verifier": VERSION}
-    return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if "code" in kinds else facts
+    packages = [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]
+    with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
+        facts |= {name: version(name) for name in packages}
+    return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if kinds & {"code", "gym"} else facts
 
 
 class _Judges:
@@ -112,16 +122,18 @@ class _Judges:
         self.make_judge: Callable[[], Judge] | None = None
         self._judge: Judge | None = None
         self.math = MathWorkers(settings.num_workers, settings.math_cpu_seconds)
-        self._pool: SandboxPool | None = None
+        self._lock = Lock()
+        self._pools: dict[tuple[str, ...], SandboxPool] = {}
 
-    @property
-    def pool(self) -> SandboxPool:
-        if self._pool is None:
-            one = self.settings
-            limits = Limits(one.code_cpu_seconds, one.code_idle_seconds, one.memory_mib << 20, one.processes, one.file_kib << 10,
-                            one.open_files, one.output_kib << 10)  # fmt: skip
-            self._pool = SandboxPool(one.sandbox, limits, one.num_workers)
-        return self._pool
+    def pool(self, packages: tuple[str, ...] = ()) -> SandboxPool:
+        """The sandboxes that see these packages."""
+        one = self.settings
+        limits = Limits(one.code_cpu_seconds, one.code_idle_seconds, one.memory_mib << 20, one.processes, one.file_kib << 10,
+                        one.open_files, one.output_kib << 10)  # fmt: skip
+        with self._lock:
+            if packages not in self._pools:
+                self._pools[packages] = SandboxPool(one.sandbox, limits, one.num_workers, packages)
+            return self._pools[packages]
 
     @property
     def judge(self) -> Judge:
@@ -133,8 +145,8 @@ class _Judges:
 
     def close(self) -> None:
         self.math.close()
-        if self._pool is not None:
-            self._pool.close()
+        for pool in self._pools.values():
+            pool.close()
 
 
 _judges: _Judges | None = None
@@ -175,7 +187,7 @@ def _code(task: Task, response: str) -> Verdict:
     """The share of tests passed is a part of its own name only where the task asks for it; "correct" always means all of them."""
     tests, judges = code_tests(task.spec), _configured()
     program = extract_program(response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else ""))
-    pool = judges.pool
+    pool = judges.pool()
     try:
         verdicts = run_tests(pool, program, tests)
     except SandboxError as error:
@@ -187,16 +199,27 @@ def _code(task: Task, response: str) -> Verdict:
 
 
 def _countdown(task: Task, response: str) -> Verdict:
-    return _decided(puzzles.is_countdown_answer(task.spec, puzzles.given_answer(response)))
+    return _decided(puzzles.is_countdown_answer(task.spec, short_answer(response)))
 
 
 def _sudoku(task: Task, response: str) -> Verdict:
-    return _decided(puzzles.is_sudoku_answer(task.spec, puzzles.given_answer(response)))
+    return _decided(puzzles.is_sudoku_answer(task.spec, short_answer(response)))
 
 
 def _gym(task: Task, response: str) -> Verdict:
-    given = puzzles.given_answer(response)
-    return _decided(" ".join(given.split()) == " ".join(task.answer.split()))
+    spec = json.loads(task.spec) if task.spec else {}
+    known = spec.get("answers") or [task.answer]
+    given = gym_answer(response, known[0])
+    if known[0] and given.split() in [answer.split() for answer in known]:
+        return _decided(True)
+    if "module" not in spec:
+        return _decided(False)
+    pool = _configured().pool(visible_packages())
+    try:
+        paid = pays(pool, spec, given)
+    except SandboxError as error:
+        return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
+    return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: the scorer did not end") if paid is None else _decided(paid)
 
 
 def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 3
 VERSION_KEY = b"tracerl.schema_version"
+JUDGED_BY_KEY = b"tracerl.judged_by"  # of a file of responses: what their verdicts depend on besides task and text, as JSON
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
 
 

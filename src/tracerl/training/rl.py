@@ -30,7 +30,7 @@ from tracerl import distributed
 from tracerl.config import Critic, Launch, RlRound
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, respond
+from tracerl.evaluation.responses import Occasion, judged_table, respond
 from tracerl.models.checkpoint import policy_hash
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -41,7 +41,7 @@ from tracerl.objectives.methods import METHODS, Method, Units, estimates, given,
 from tracerl.objectives.views import Plan, build_views, num_layout_tokens, trace_steps
 from tracerl.rewards.parts import is_graded
 from tracerl.seeds import generator_for
-from tracerl.store.files import rollout_table, write_rollouts
+from tracerl.store.files import write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace
 from tracerl.training.critic import explained, score, token_advantages, update
@@ -178,7 +178,7 @@ class _Round:
             kept, judged = judged_groups(self.process, self.settings.advantages, self.tokenizer, kept)
         trained = {rollout.rollout_id: rollout for group in kept for rollout in group}
         rollouts = [trained.get(rollout.rollout_id, rollout) for group in groups for rollout in group]
-        table = rollout_table(rollouts)
+        table = judged_table(rollouts)
         self._store(f"iter-{iteration:05d}", table)
         undecided = sum(rollout.verdict == "undecided" for rollout in rollouts)
         if len(kept) < self.settings.min_groups:
@@ -221,7 +221,7 @@ class _Round:
             name = f"held-out-{remasking}"
             occasion = Occasion(f"{self.stage}/{name}", iteration, policy, self.seed, self.truncated_is_wrong)
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
-            table = rollout_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
+            table = judged_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
             self._store(f"{name}-{iteration:05d}", table)
             rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
         return rows
