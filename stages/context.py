@@ -14,10 +14,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from tqdm import tqdm
 
 from tracerl.config import Params, load_params
@@ -41,6 +41,8 @@ _locks: dict[Path, int] = {}
 
 def load() -> Params:
     """The params file of this workspace, with torch set to its thread count."""
+    import torch  # stages that compute nothing with it read the file themselves and start seconds sooner
+
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
     return params
@@ -173,7 +175,7 @@ def _lock(directory: Path, stage: str) -> None:
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
     judging = params.verification.model_dump(exclude={"num_workers"})
-    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, torch.__version__]
+    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, version("torch")]
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"
