@@ -16,10 +16,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from tqdm import tqdm
 
 from tracerl import distributed
@@ -48,6 +48,8 @@ def load(*, ranks: bool = False) -> Params:
     ranks: whether the stage's work is shared by several processes where the params say so (`launch`). This process then becomes their
     launcher, which runs the same command line once for each of them, or, where a launcher has started it, one of the ranks.
     """
+    import torch  # stages that compute nothing with it read the file themselves and start seconds sooner
+
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
     if ranks and not distributed.launched() and (params.launch.ranks > 1 or params.launch.hosts or params.launch.zero):
@@ -154,10 +156,12 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         main(**arguments)
     except KeyboardInterrupt as stopped:
         sys.exit(f"stopped: {stopped}; the same command continues from what is saved" if distributed.is_first() else 1)
-    except torch.distributed.DistError as error:
-        sys.exit(f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})")
     except TracerlError as error:
         sys.exit(f"error: {error}")
+    except RuntimeError as error:
+        if not distributed.is_loss_of_others(error):
+            raise
+        sys.exit(f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})")
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -213,7 +217,7 @@ def _lock(directory: Path, stage: str) -> None:
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
     """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
     judging = params.verification.model_dump(exclude={"num_workers"})
-    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, torch.__version__]
+    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, version("torch")]
     digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"

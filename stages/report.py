@@ -8,6 +8,7 @@ import subprocess
 import duckdb
 
 from stages import context
+from tracerl.config import load_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import load_tokenizer
 from tracerl.reporting.report import render_report
@@ -17,7 +18,7 @@ from tracerl.store.catalog import answer, connect
 
 
 def main() -> None:
-    params = context.load()
+    params = load_params(context.ROOT / "params.yaml")
     rows = summary_rows(context.REPORTS / "metrics" / "evaluate", params.evaluate)
     tokenizer = load_tokenizer(context.CHECKPOINTS / "base", None)
     connection = connect(context.ROOT)

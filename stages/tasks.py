@@ -4,6 +4,7 @@ Example: python -m stages.tasks
 """
 
 from stages import context
+from tracerl.config import load_params
 from tracerl.disk import write_json
 from tracerl.store.files import write_tasks
 from tracerl.store.parquet import seal
@@ -11,7 +12,7 @@ from tracerl.tasks import make_task_sets
 
 
 def main() -> None:
-    params = context.load()
+    params = load_params(context.ROOT / "params.yaml")
     space = context.workspace("tasks", params, params.tasks, [])
     sets = make_task_sets(params.tasks, params.seed, context.ROOT)
     counts = {}

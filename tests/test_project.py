@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,15 @@ def test_the_library_knows_neither_prefect_nor_dvc_nor_their_scripts():
     outer = {"prefect", "dvc", "stages", "flows", "tests"}
     wrong = [f"{name_in_package(path)}:{line}: {name}" for path in SOURCES for line, name in imports(path) if top(name) in outer]
     assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_what_computes_nothing_with_torch_does_not_wait_for_it():
+    """Nor for Great Expectations where nothing is judged: each costs seconds whenever a stage or the command line starts."""
+    modules = ["stages.tasks", "stages.report", "stages.validate", "tracerl.cli", "tracerl.store.check"]
+    heavy = {"torch", "transformers", "sympy", "great_expectations", "pandas"}
+    program = f"import sys, {', '.join(modules)}; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_the_library_neither_prints_nor_reads_the_environment_or_the_command_line():

@@ -13,15 +13,17 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:  # a stage without tensors does not wait for torch
+    import torch
 
 Item = TypeVar("Item")
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = timedelta(hours=6)  # of a rank that waits for one with longer responses
+
+_rank, _size = 0, 1
 
 
 def launched() -> bool:
@@ -34,6 +36,10 @@ def join() -> None:
 
     A rank ends with its launcher, however that ends: launchers start ranks in sessions of their own, where no terminal reaches them.
     """
+    global _rank, _size
+    import torch
+    import torch.distributed as dist
+
     if not launched() or dist.is_initialized():
         return
     if not torch.cuda.is_available():
@@ -42,16 +48,17 @@ def join() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
+    _rank, _size = dist.get_rank(), dist.get_world_size()
 
 
 def rank() -> int:
     """Number of this process, from 0."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    return _rank
 
 
 def size() -> int:
     """How many processes there are."""
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return _size
 
 
 def is_first() -> bool:
@@ -80,6 +87,8 @@ def gathered(own: list[Item]) -> list[Item]:
     """Every rank's list, one after the other in the order of ranks, on every rank."""
     if size() == 1:
         return own
+    import torch.distributed as dist
+
     parts: list[Any] = [None] * size()
     dist.all_gather_object(parts, own)
     return [item for part in parts for item in part]
@@ -89,15 +98,21 @@ def summed(values: Mapping[str, float]) -> dict[str, float]:
     """Numbers added up over ranks, in float64."""
     if size() == 1:
         return dict(values)
+    import torch
+    import torch.distributed as dist
+
     total = torch.tensor(list(values.values()), dtype=torch.float64)
     dist.all_reduce(total)
     return dict(zip(values, total.tolist(), strict=True))
 
 
-def add_up(tensors: Sequence[torch.Tensor]) -> None:
+def add_up(tensors: "Sequence[torch.Tensor]") -> None:
     """Replaces tensors, of one dtype and device, by their sums over ranks."""
     if size() == 1 or not tensors:
         return
+    import torch
+    import torch.distributed as dist
+
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
     for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
@@ -112,4 +127,11 @@ def any_of(flag: bool) -> bool:
 def wait_for_all() -> None:
     """Returns when every rank has come here."""
     if size() > 1:
+        import torch.distributed as dist
+
         dist.barrier()
+
+
+def is_loss_of_others(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone, which says nothing about why: that rank's own error does."""
+    return size() > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error))

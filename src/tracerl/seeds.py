@@ -5,10 +5,15 @@ Nothing here has state, so a resumed run needs no random-number state: it asks f
 per row, forward and position that do not depend on which other rows share the batch.
 """
 
+from __future__ import annotations
+
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:  # making tasks does not wait for torch
+    import torch
 
 
 def key_for(seed: int, *coordinates: object) -> int:
@@ -30,7 +35,7 @@ def uniforms(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     """
     z = _mix(keys + counters * _GOLDEN) ^ keys
     z = _mix(z + _GOLDEN)
-    return _shift_right(z, 11).to(torch.float64) * 2.0**-53
+    return _shift_right(z, 11).double() * 2.0**-53
 
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer

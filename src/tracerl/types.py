@@ -3,13 +3,18 @@
 Notation: P prompt length, R response length (whole blocks up to the end of the last one sampled), K block size.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from tracerl.models.transformer import Layout
+if TYPE_CHECKING:  # those who only move rows do not wait for torch
+    import torch
+
+    from tracerl.models.transformer import Layout
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

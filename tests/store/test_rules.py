@@ -74,6 +74,18 @@ def test_derived_columns_follow_the_grid(prompt, block_size, steps, distinct, in
     assert table["steps_in_blocks"].to_pylist() == [True, inside, True]
 
 
+def test_derived_extremes_are_those_of_the_lists():
+    row = sound("rollouts")[0]
+    odd = {**row, "prompt_ids": [], "response_ids": [7, 3], "step_map": [2_000_000_000, 1], "logprobs": [-1.0, float("nan"), 0.5]}
+    none = {**row, "prompt_ids": [9], "response_ids": [], "step_map": [], "logprobs": []}
+    table = derived(as_table("rollouts", [none, odd, none])).select(["lowest_id", "highest_id", "lowest_step", "highest_step"])
+    assert [tuple(one.values()) for one in table.to_pylist()] == [(9, 9, None, None), (3, 7, 1, 2_000_000_000), (9, 9, None, None)]
+    highest = derived(as_table("rollouts", [none, odd, row]))["highest_logprob"].to_pylist()
+    assert highest[0] is None
+    assert highest[1] != highest[1]
+    assert highest[2] == max(row["logprobs"])
+
+
 def test_slices_do_not_change_what_is_derived(monkeypatch):
     rows = as_table("rollouts", sound("rollouts"))
     whole = derived(rows)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from tracerl.config import Validation
 from tracerl.errors import DataError
 from tracerl.store.catalog import answer, connect
@@ -85,6 +87,7 @@ def gather(root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[s
         more = list(finding.broken.first) if finding.broken else [str(finding)]
         count = finding.broken.count if finding.broken else 1
         violations[name] = Violation(old.says, old.count + count, [*old.first, *more][:NUM_FIRST])
+    pa.default_memory_pool().release_unused()  # DuckDB has a pool of its own: the two shall not add up
     connection = connect(root, skip_damaged=True)
     for name, (says, query) in SET_RULES[dataset].items():
         violations[name] = Violation(says, *broken_between_rows(connection, query))

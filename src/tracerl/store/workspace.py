@@ -6,19 +6,22 @@ Finished outputs are copied beside their places, renamed into them, and only the
 leaves a scratch directory from which the same command publishes again at once.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from tracerl import distributed
 from tracerl.errors import DataError
+
+if TYPE_CHECKING:  # a stage without tensors does not wait for torch
+    import torch
 
 _STATE = "state.safetensors"
 
@@ -44,6 +47,8 @@ class Workspace:
         """Replaces the state: after this returns on the first rank, a kill loses nothing that came before it."""
         if not distributed.is_first():
             return
+        from safetensors.torch import save_file
+
         aside = self.directory / (_STATE + ".tmp")
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         try:
