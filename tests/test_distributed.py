@@ -125,7 +125,6 @@ def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepar
     assert process.returncode == 1, output
     assert "SIGKILL" in output
     assert "local_rank: 1" in output.split("Root Cause")[1], output
-    assert "tracerl" not in output.split("Root Cause")[0] or "rank 0 lost the others" in output, output
     assert not any(child.is_running() for child in ranks)
     (state,) = (folder / "data" / "scratch").glob("base-*/state.safetensors")
     with safe_open(state, framework="pt") as file:
