@@ -99,9 +99,15 @@ atexit.register(release)
 
 
 def provenance(kinds: set[str]) -> dict[str, str | int]:
-    """What verdicts on these kinds depend on besides task and response: the verifier's version, and the sandbox where code is judged."""
+    """What verdicts on these kinds depend on besides task and response: the verifier's version, the sandbox where code is judged, the judge
+    where open tasks are."""
     facts: dict[str, str | int] = {"verifier": VERSION}
-    return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if "code" in kinds else facts
+    if "code" in kinds:
+        facts["sandbox"] = check_backend(_configured().settings.sandbox)
+    if "open" in kinds:
+        settings = _configured().settings
+        facts["judge"] = (settings.judges or {})[str(settings.judge)].model_dump_json(exclude_none=True)
+    return facts
 
 
 class _Judges:
