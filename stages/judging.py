@@ -8,6 +8,8 @@ from tracerl.rewards.judges import make_judge
 from tracerl.rewards.questions import Judge
 from tracerl.rewards.verify import configure
 
+_made: dict[str, Judge] = {}
+
 
 def prepare(params: Params) -> None:
     """Tells the verifiers their limits and the judge of verification.judge, which is made when it is first needed."""
@@ -15,7 +17,9 @@ def prepare(params: Params) -> None:
 
 
 def judge(params: Params, name: str) -> Judge:
-    """The judge of this name in verification.judges."""
+    """The judge of this name in verification.judges, one for all who ask for it."""
     settings = context.section(params.verification.judges or {}, "judge", name)
-    key = os.environ.get(settings.api_key_variable) if settings.api_key_variable is not None else None
-    return make_judge(name, settings, context.ROOT, params.compute, key)
+    if name not in _made:
+        key = os.environ.get(settings.api_key_variable) if settings.api_key_variable is not None else None
+        _made[name] = make_judge(name, settings, context.ROOT, params.compute, key)
+    return _made[name]

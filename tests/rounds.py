@@ -28,6 +28,20 @@ METHOD_VALUES: dict[str, Any] = {
     "order_weight": 1.0,
     "order_clip": [0.2, 0.2],
 }
+# A judge behind a server that nobody runs.
+SERVER: dict[str, Any] = {
+    "kind": "server",
+    "url": "http://127.0.0.1:9/v1",
+    "model": "m",
+    "api_key_variable": None,
+    "temperature": 0.0,
+    "max_answer_tokens": 50,
+    "timeout_seconds": 0.4,
+    "retries": 2,
+    "backoff_seconds": 0.01,
+    "concurrency": 8,
+    "instructions": "",
+}
 OWN_RATIO = {"wd1": "none", "spg": "none", "gdpo": "sequence", "espo": "sequence", "step_merge": "sequence", "mask_aware": "sequence"}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 
 from tests.reporting.synthetic_run import (
     evaluation_row,
@@ -19,6 +20,7 @@ from tests.reporting.synthetic_run import (
     train_curve,
     validation_result,
 )
+from tests.rounds import SERVER
 from tracerl.cli import main
 from tracerl.disk import write_json
 from tracerl.reporting.summary import COLUMNS, HEADINGS, markdown_table, read_summary
@@ -113,6 +115,20 @@ def test_what_is_wrong_is_said_without_a_traceback(arguments, message, tmp_path)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_judge_is_asked_about_each_step_or_about_the_whole(tmp_path, capsys):
+    data = yaml.safe_load((ROOT / "params.yaml").read_text())
+    data["verification"]["judges"] = {"steps": {"kind": "steps"}, "gone": {**SERVER, "retries": 0}}
+    params = tmp_path / "params.yaml"
+    params.write_text(yaml.safe_dump(data))
+    asked = ["--params", str(params), "--prompt", "4+7+5=", "--response", "11;17;#17"]
+    assert tracerl("judge", "steps", "--kind", "sums", "--separator", ";", *asked) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if len(line) == 2] == [["11;", "+1.00"], ["17;", "-1.00"], ["#17", "+1.00"]]
+    assert tracerl("judge", "gone", *asked) == 0
+    assert ["11;17;#17", "ConnectError"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert "wanted: gone, steps" in tracerl("judge", "oracle", *asked)
 
 
 def test_help_needs_no_heavy_module():

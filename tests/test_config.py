@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from tests.rounds import round_of
+from tests.rounds import SERVER, round_of
 from tracerl.config import METHOD_KEYS, Params, load_params, parse_params
 from tracerl.errors import ParamsError
 
@@ -486,10 +486,6 @@ def test_rewards_judges_and_puzzles_are_checked(path, value, named):
 
 # Judges
 
-SERVER: dict[str, Any] = {
-    "kind": "server", "url": "http://localhost:8000/v1", "model": "m", "api_key_variable": None, "temperature": 0.0,
-    "max_answer_tokens": 512, "timeout_seconds": 60.0, "retries": 3, "backoff_seconds": 1.0, "concurrency": 16, "instructions": "",
-}  # fmt: skip
 LOCAL: dict[str, Any] = {
     "kind": "model",
     "path": "data/raw/judge",
@@ -511,7 +507,7 @@ def with_judges(process: dict[str, Any] | None = None, judge: str | None = None,
 
 def test_judges_and_process_rewards_are_accepted():
     params = parse_params(with_judges(PROCESS, "server"), "")
-    assert (params.verification.judges or {})["server"].concurrency == 16
+    assert (params.verification.judges or {})["server"].concurrency == 8
     assert params.rl["short"].process is not None
     assert params.rl["short"].process.separators == [";"]
     assert (

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
@@ -294,7 +295,7 @@ def doctor(
     params: Annotated[Path | None, typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages.")] = None,
     root: Root = Path("."),
 ) -> None:
-    """Show devices, memory, attention back ends and versions; for a params file, what each stage needs.
+    """Show devices, memory, attention back ends and versions; for a params file, its judges and what each stage needs.
 
     Exits with status 1 if a stage needs more memory than there is.
 
@@ -306,7 +307,7 @@ def doctor(
     """
     from tracerl.config import load_params
     from tracerl.models.checkpoint import device_of
-    from tracerl.reporting.doctor import machine, memory_limit, needs, readable
+    from tracerl.reporting.doctor import judges, machine, memory_limit, needs, readable
 
     table = _new_table(["what", "here"], [False, False])
     for row in machine():
@@ -315,6 +316,11 @@ def doctor(
     if params is None:
         return
     run = load_params(params)
+    if run.verification.judges:
+        table = _new_table(["judge", "kind", "state"], [False, False, False])
+        for state in judges(run, root, os.environ):
+            table.add_row(*state)
+        _console().print(table)
     device, limit = device_of(run.compute), memory_limit(run.compute)
     table = _new_table(["stage", "weights", "optimizer", "passes", "total"], [False, True, True, True, True])
     wanted = needs(run, root)
@@ -413,6 +419,42 @@ def chat(
             return None
 
     converse(loaded, tokenizer, settings, seed, console, read)
+
+
+@app.command()
+def judge(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A judge of verification.judges.")],
+    prompt: Annotated[str, typer.Option(metavar="TEXT", help="A problem.")],
+    response: Annotated[str, typer.Option(metavar="TEXT", help="What was written to solve it.")],
+    params: Annotated[Path, typer.Option(metavar="FILE", help="The params file that names the judge.")] = Path("params.yaml"),
+    separator: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="What ends a step; none asks for the whole response.")] = None,
+    kind: Annotated[str, typer.Option(metavar="KIND", help="Kind of the task, for a judge of steps.")] = "open",
+    answer: Annotated[str, typer.Option(metavar="TEXT", help="A reference answer, if there is one.")] = "",
+    rubric: Annotated[
+        str, typer.Option(metavar="TEXT", help="What a response must do, if there is more to say than the problem does.")
+    ] = "",
+    root: Root = Path("."),
+) -> None:
+    """Ask a judge what it thinks of a response, or of each of its steps: a trial before a run depends on it.
+
+    \b
+    Examples:
+      tracerl judge steps --kind sums --prompt 4+7+5= --response "11;17;#17" --separator ";"
+      tracerl judge qwen --prompt "Write a haiku." --rubric "Five, seven and five syllables." --response "An old silent pond..."
+    """
+    from tracerl.config import load_params
+    from tracerl.rewards.judges import make_judge, trial
+
+    run = load_params(params)
+    judges = run.verification.judges or {}
+    if name not in judges:
+        raise DataError("no judge of this name", where=f"{params}: verification.judges", got=name, wanted=", ".join(judges) or "none there")
+    key = os.environ.get(judges[name].api_key_variable or "")
+    rows = trial(make_judge(name, judges[name], root, run.compute, key), kind, prompt, response, separator or [], answer, rubric)
+    table = _new_table(["step" if separator else "response", "score", "undecided because"], [False, True, False])
+    for text, given in rows:
+        table.add_row(_readable(text.strip()), "" if given.score is None else f"{given.score:+.2f}", _readable(given.reason))
+    _console().print(table)
 
 
 @app.command()

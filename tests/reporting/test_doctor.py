@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.rounds import SERVER
 from tests.tiny_run import tiny_params
 from tracerl.cli import main
 from tracerl.config import Params, parse_params
@@ -13,7 +14,7 @@ from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, new_model
 from tracerl.models.value import ValueModel
-from tracerl.reporting.doctor import Need, machine, needs
+from tracerl.reporting.doctor import Need, judges, machine, needs
 from tracerl.seeds import generator_for
 
 HERE = Path(".")
@@ -106,3 +107,28 @@ def test_the_command_says_whether_it_fits(tmp_path, capsys, rows, status):
         main(["doctor", "--params", str(tmp_path / "params.yaml")])
     assert (ended.value.code or 0) == status
     assert ("enough for every stage" if not status else "too little for evaluate@sft-short") in capsys.readouterr().out
+
+
+def test_judges_are_listed_and_a_local_one_counts_where_it_is_asked(tmp_path):
+    data = tiny_params()
+    local = {"kind": "model", "path": "local", "max_rows": 1, "max_prompt_tokens": 9, "min_mass": 0.0, "instructions": ""}
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "model.safetensors").write_bytes(bytes(5000))
+    plain = by_stage(parse_params(data, ""), tmp_path)
+    data["verification"].update(
+        judge="local", judges={"steps": {"kind": "steps"}, "local": local, "server": {**SERVER, "api_key_variable": "THE_KEY"}}
+    )
+    data["rl"]["short"]["process"] = {"judge": "local", "weight": 1.0, "chunk_tokens": 8, "max_chunks": 4}
+    params = parse_params(data, "")
+    found = by_stage(params, tmp_path)
+    assert {name: need.weights - plain[name].weights for name, need in found.items() if need != plain[name]} == {"rl@short": 5000}
+    data["tasks"]["sets"]["sums-short"].update(source="open")
+    data["rl"]["short"].pop("process")
+    found = by_stage(parse_params(data, ""), tmp_path)
+    asking = {"traces", "rl@short", "evaluate@sft-short", "evaluate@rl-short"}
+    assert {name for name, need in found.items() if need.weights == plain[name].weights + 5000} == asking
+    rows = {name: state for name, _, state in judges(params, tmp_path, {})}
+    assert rows["steps"] == "ready"
+    assert rows["local"] == "local: 5 kB"
+    assert rows["server"] == "http://127.0.0.1:9/v1 does not answer: ConnectError; THE_KEY is not set"
+    assert "not set" not in dict(row[::2] for row in judges(params, tmp_path, {"THE_KEY": "k"}))["server"]

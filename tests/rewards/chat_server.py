@@ -20,7 +20,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self.reply(200, SEEN)
+        found = {"/seen": SEEN, "/v1/models": {"object": "list", "data": [{"id": "good"}]}}
+        self.reply(200 if self.path in found else 404, found.get(self.path, {}))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.rewards.chat_server import KEY
+from tests.rounds import SERVER
 from tracerl.config import Compute, Judge
 from tracerl.errors import ParamsError
-from tracerl.rewards.judge_server import server_judge
+from tracerl.rewards.judge_server import server_judge, server_state
 from tracerl.rewards.judges import make_judge
 from tracerl.rewards.questions import Answer, Question, prompt_of, stated_score
 from tracerl.types import Task
@@ -41,11 +42,7 @@ def seen(server: str) -> dict[str, Any]:
 
 
 def settings(server: str, how: str, **changes: Any) -> Judge:
-    keys: dict[str, Any] = {
-        "kind": "server", "url": f"{server}/v1", "model": how, "api_key_variable": None, "temperature": 0.0, "max_answer_tokens": 50,
-        "timeout_seconds": 0.4, "retries": 2, "backoff_seconds": 0.01, "concurrency": 8, "instructions": "",
-    }  # fmt: skip
-    return Judge(**{**keys, **changes})
+    return Judge(**{**SERVER, "url": f"{server}/v1", "model": how, **changes})
 
 
 def scores(server: str, how: str, questions: list[Question] = STEPS, key: str | None = None, **changes: Any) -> list[float | None]:
@@ -114,6 +111,12 @@ def test_the_key_is_sent_and_stands_nowhere_else(server):
     assert make_judge("strict", asked, Path(), compute, KEY)(STEPS[:1]) == [Answer(1.0)]
     with pytest.raises(ParamsError, match="export THE_KEY"):
         make_judge("strict", asked, Path(), compute, None)
+
+
+def test_whether_a_server_answers_is_said(server):
+    assert server_state(settings(server, "good"), None) == "answers"
+    assert server_state(settings(f"{server}/elsewhere", "good"), None) == "answers with status 404"
+    assert server_state(settings("http://127.0.0.1:9", "good"), None) == "does not answer: ConnectError"
 
 
 def test_a_server_that_is_gone_is_not_waited_for_question_by_question():

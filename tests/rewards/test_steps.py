@@ -37,6 +37,7 @@ def test_every_step_of_a_worked_solution_is_true(kind):
         ("sums", "4+7+5=", ["11;16;#16"], [1]),
         ("sums", "4+7+5=", ["11;17;#17"], [-1]),
         ("sums", "4+7+5=", ["so it is 16", "\n ", ""], [-1, 0, 0]),
+        ("sums", "4+7+5=", [";", "11;;", "\n;16"], [-1, 1, 1]),  # an empty step is none
         ("sums", "5=", ["5;", "#5"], [1, 1]),
         ("sums", "4+7=", ["11" * 4000, "#" * 4000], [-1, -1]),
         ("arithmetic", "(1+3)*2-5=", ["1+3=4;", "4*2=8;", "8-5=3;", "#3"], [1, 1, 1, 1]),
@@ -48,6 +49,8 @@ def test_every_step_of_a_worked_solution_is_true(kind):
         ("arithmetic", "1+2=", ["3;", "#3"], [-1, 1]),
         ("arithmetic", "1/2=", ["1/2=0"], [None]),
         ("text", "1+2=", ["3"], [None]),
+        ("sums", "what is 4 + 7?", ["11"], [None]),
+        ("countdown", "3,5,7=22?", ["3*5=15"], [None]),  # its numbers are not known
     ],
 )
 def test_a_step_is_true_where_the_problem_calls_for_it_and_its_value_is_right(kind, prompt, chunks, wanted):

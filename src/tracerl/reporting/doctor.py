@@ -6,14 +6,14 @@ total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is no
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from tracerl.config import Compute, Lora, Params, RlRound, Sampler, Training
+from tracerl.config import Compute, Judge, Lora, Params, RlRound, Sampler, Training
 from tracerl.models.attention import flash_installed
 from tracerl.models.checkpoint import dtype_of
 from tracerl.models.families import FAMILIES
@@ -21,6 +21,7 @@ from tracerl.models.lora import Adapters, add_adapters
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer
+from tracerl.rewards.judge_server import server_state
 from tracerl.sampling.sampler import cache_mode
 
 _PACKAGES = (
@@ -61,6 +62,22 @@ def machine() -> list[tuple[str, str]]:
     return rows + [(name, _version(name)) for name in _PACKAGES]
 
 
+def judges(params: Params, root: Path, environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, kind, state in words) of every judge of the params. Servers are asked whether they are there."""
+    rows: list[tuple[str, str, str]] = []
+    for name, one in (params.verification.judges or {}).items():
+        state = "ready"
+        if one.kind == "model":
+            size = _judge_bytes(one, root)
+            state = f"{one.path}: {readable(size)}" if size else f"{one.path}: no safetensors there"
+        elif one.kind == "server":
+            key = environment.get(one.api_key_variable) if one.api_key_variable is not None else None
+            unset = one.api_key_variable is not None and not key
+            state = f"{one.url} {server_state(one, key)}" + (f"; {one.api_key_variable} is not set" if unset else "")
+        rows.append((name, one.kind, state))
+    return rows
+
+
 def memory_limit(compute: Compute) -> int:
     """Bytes of the memory that models of these params live in: the first CUDA device's, or the machine's."""
     if compute.device != "cpu" and torch.cuda.is_available():
@@ -73,7 +90,7 @@ def needs(params: Params, root: Path) -> list[Need]:
 
     Raises CheckpointError if base.path is no checkpoint directory.
     """
-    return list(_needs(params, *_shape(params, root)))
+    return list(_needs(params, root, *_shape(params, root)))
 
 
 def readable(size: int) -> str:
@@ -84,24 +101,44 @@ def readable(size: int) -> str:
     return f"{size / 1e3:.0f} kB"
 
 
-def _needs(params: Params, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
+def _needs(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
     weights = _num_parameters(arch, None) * dtype.itemsize
     if params.base.path is None:
         yield _training("base", params.base.train, None, arch, dtype)
     else:
         yield Need("base", weights, 0, 0)
-    yield Need("traces", weights, 0, _sampling(params.traces.sampler, arch, dtype))
+    judging = _judging(params, root, list(params.traces.rollouts), [], False)
+    yield Need("traces", weights + judging, 0, _sampling(params.traces.sampler, arch, dtype))
     for name, sft in params.sft.items():
         yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
     for name, rl in params.rl.items():
         need = max((_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.stretches), key=lambda need: need.passes)
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
-        own, state = need.weights + reference + value * dtype.itemsize, need.state + 3 * value_state * dtype.itemsize
+        asked = [rl.process.judge] if rl.process is not None else []
+        drawn = [task_set for one in rl.stretches for task_set in one.tasks]
+        judging = _judging(params, root, [*drawn, *(rl.held_out.tasks or [])], asked, "judge" in rl.reward)
+        own, state = need.weights + reference + value * dtype.itemsize + judging, need.state + 3 * value_state * dtype.itemsize
         sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.stretches))
         yield Need(need.stage, own, state, max(need.passes, sampling))
     for name, one in params.evaluate.items():
-        yield Need(f"evaluate@{name}", weights, 0, _sampling(one.sampler, arch, dtype))
+        judging = _judging(params, root, one.tasks, [], False)
+        yield Need(f"evaluate@{name}", weights + judging, 0, _sampling(one.sampler, arch, dtype))
+
+
+def _judging(params: Params, root: Path, sets: Sequence[str], asked: Sequence[str], part: bool) -> int:
+    """Bytes of the local judges of a stage: those asked by name, and that of outcomes if a task set or a part of the reward needs it."""
+    verification, names = params.verification, set(asked)
+    if verification.judge is not None and (part or any(params.tasks.sets[name].source == "open" for name in sets)):
+        names.add(verification.judge)
+    return sum(_judge_bytes(one, root) for name, one in (verification.judges or {}).items() if name in names)
+
+
+def _judge_bytes(judge: Judge, root: Path) -> int:
+    """Bytes of a local judge's weights as they are stored; 0 for other kinds and where there are none."""
+    if judge.path is None:
+        return 0
+    return sum(path.stat().st_size for path in (root / judge.path).glob("*.safetensors"))
 
 
 def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:

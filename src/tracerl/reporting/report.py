@@ -148,7 +148,7 @@ def loss_chart(stage: str, curve: Curve) -> str:
 
 def round_charts(train: Curve, held_out: Curve) -> list[str]:
     """The charts of one round, over its iterations."""
-    modes = _modes(held_out)
+    modes, judged = _modes(held_out), bool(train) and "chunk_score" in train[0]
 
     def of_train(title: str, text: Format, **columns: str) -> str:
         return line_chart(title, [_series(label, train, "iteration", column) for label, column in columns.items()], "iteration", text)
@@ -165,6 +165,7 @@ def round_charts(train: Curve, held_out: Curve) -> list[str]:
         of_train("Length of training responses in tokens", fixed(1), mean="mean_length"),
         of_train("Training responses cut at the length limit", percent, share="truncation_rate"),
         of_train("Groups of responses", plain, kept="kept_groups", sampled="sampled_groups"),
+        *([of_train("Judge's score of the steps of training responses", fixed(2), mean="chunk_score")] if judged else []),
     ]
 
 

@@ -52,6 +52,18 @@ def server_judge(settings: JudgeSettings, key: str | None) -> Judge:
     return ask
 
 
+def server_state(settings: JudgeSettings, key: str | None) -> str:
+    """What the server says when it is asked for its models, in words."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{str(settings.url).rstrip('/')}/models", headers=headers, timeout=min(settings.timeout_seconds or 5.0, 5.0))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return f"does not answer: {type(error).__name__}"
+    return "answers" if answer.status_code == 200 else f"answers with status {answer.status_code}"
+
+
 class _Asking:
     """One batch. in_vain: questions in a row, over all threads, that could not be put to the server."""
 

@@ -1,15 +1,18 @@
 """The three kinds of judges: written steps of generated arithmetic, a local autoregressive model, a server."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracerl.config import Compute
+from tracerl.config import Compute, Process
 from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import ParamsError
+from tracerl.rewards.chunks import split
 from tracerl.rewards.judge_model import model_judge
 from tracerl.rewards.judge_server import server_judge
 from tracerl.rewards.questions import Answer, Judge, Question
 from tracerl.rewards.steps import step_scores
+from tracerl.types import Task
 
 
 def make_judge(name: str, settings: JudgeSettings, root: Path, compute: Compute, key: str | None) -> Judge:
@@ -41,3 +44,16 @@ def steps_judge(questions: Sequence[Question]) -> list[Answer]:
             Answer(sum(decided) / len(decided)) if decided else Answer(None, f"kind {question.task.kind!r} has no rule for steps")
         )
     return answers
+
+
+def trial(
+    judge: Judge, kind: str, prompt: str, response: str, separators: Sequence[str], answer: str, rubric: str
+) -> list[tuple[str, Answer]]:
+    """(text, answer) of each step of a response to a problem, or of the whole response if nothing separates steps."""
+    spec = json.dumps({"rubric": rubric}) if rubric else ""
+    task = Task("trial/1", "trial", kind, "test", 1, prompt, answer, "", spec)
+    if not separators:
+        return [(response, judge([Question(task, (response,))])[0])]
+    settings = Process(judge="trial", weight=1.0, separators=list(separators), max_chunks=max(len(response), 1))
+    texts = split([ord(character) for character in response], lambda ids: "".join(map(chr, ids)), settings)[1]
+    return list(zip(texts, judge([Question(task, tuple(texts), i) for i in range(len(texts))]), strict=True))

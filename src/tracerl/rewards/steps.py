@@ -21,6 +21,7 @@ from tracerl.types import Task
 _EQUATION = re.compile(r"(\d{1,6})([-+*/])(\d{1,6})=(-?\d{1,9})", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 _SUM = re.compile(r"\d{1,6}(\+\d{1,6})*=", re.ASCII)
+_NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*=-?\d{1,9}", re.ASCII)
 _TOKEN = re.compile(r"\d{1,6}|[-+*()]", re.ASCII)
 
 
@@ -39,9 +40,10 @@ Checker = Callable[[str], bool]
 
 
 def step_scores(task: Task, chunks: Sequence[str]) -> list[float | None]:
-    """A score per chunk of a response: 1 if all its statements are true, -1 if one is not, 0 if it states nothing; None for other kinds.
+    """A score per chunk of a response: 1 if it states something and all of it is true, else -1, 0 if it is blank; None for other kinds.
 
-    Statements end with `;` or a line break, and `#` begins one.
+    Statements end with `;` or a line break, and `#` begins one. A `;` alone is no step: were it neutral, writing it would pay against a
+    step that may be wrong.
     """
     start = _CHECKERS.get(task.kind)
     check = start(task) if start is not None else None
@@ -51,7 +53,7 @@ def step_scores(task: Task, chunks: Sequence[str]) -> list[float | None]:
     for chunk in chunks:
         statements = [text.strip() for text in re.split(r"[;\n]|(?=#)", chunk) if text.strip()]
         true = [check(statement) for statement in statements]  # every one of them: each changes what is left
-        scores.append(0.0 if not true else 1.0 if all(true) else -1.0)
+        scores.append(0.0 if not chunk.strip() else 1.0 if true and all(true) else -1.0)
     return scores
 
 
@@ -96,6 +98,8 @@ def _arithmetic(task: Task) -> Checker | None:
 
 
 def _countdown(task: Task) -> Checker | None:
+    if not _NUMBERS.fullmatch(task.spec):
+        return None
     numbers = [int(number) for number in task.spec.partition("=")[0].split(",")]
 
     def check(statement: str) -> bool:

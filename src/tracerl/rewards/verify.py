@@ -106,11 +106,15 @@ atexit.register(release)
 
 
 def provenance(kinds: set[str]) -> dict[str, str | int]:
-    """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox."""
+    """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox where
+    programs run, the judge where open tasks are."""
     facts: dict[str, str | int] = {"verifier": VERSION}
     packages = [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]
     with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
         facts |= {name: version(name) for name in packages}
+    if "open" in kinds:
+        settings = _configured().settings
+        facts["judge"] = (settings.judges or {})[str(settings.judge)].model_dump_json(exclude_none=True)
     return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if kinds & {"code", "gym"} else facts
 
 
