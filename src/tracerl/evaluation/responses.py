@@ -48,6 +48,7 @@ class Occasion:
         verdict: str,
         parts: dict[str, float],
         settings: dict[str, object],
+        detail: str = "",
     ) -> Rollout:
         """Sample number `index` of a task as a row of the store; the id is unique where stage names, iterations and tasks are."""
         return Rollout(
@@ -64,6 +65,7 @@ class Occasion:
             seed=self.seed,
             settings=settings,
             reward_parts=parts,
+            detail=detail,
         )
 
 
@@ -94,7 +96,7 @@ def respond(
     rollouts = []
     for (task, index), trajectory, text, verdict in zip(owners, trajectories, texts, verdicts, strict=True):
         parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens)
-        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded))
+        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded, verdict.detail))
     return rollouts
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"tracerl.schema_version"
 JUDGED_BY_KEY = b"tracerl.judged_by"  # of a file of responses: what their verdicts depend on besides task and text, as JSON
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
@@ -54,6 +54,7 @@ ROLLOUTS = pa.schema(
         # what was judged
         pa.field("text", pa.string(), nullable=False),
         pa.field("verdict", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
         pa.field("reward", pa.float64(), nullable=False),
         pa.field("reward_parts", pa.map_(pa.string(), pa.float64()), nullable=False),
         # the trajectory
@@ -131,6 +132,7 @@ MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
             "refresh_sees": "NULL::VARCHAR",
         },
     },
+    2: {"rollouts": {"detail": "''"}},
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.
