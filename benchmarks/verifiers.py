@@ -7,6 +7,7 @@ left out.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -53,7 +54,7 @@ def equal_pairs(count: int) -> list[tuple[str, str]]:
     return made
 
 
-def math_figures() -> None:
+def math_figures(published: Path) -> None:
     pairs = equal_pairs(1500)
     numbers = [(str(i), f"{i}.0") for i in range(20_000)]
     workers = MathWorkers(WORKERS, 3.0)
@@ -68,6 +69,17 @@ def math_figures() -> None:
         for turn in ("once", "twice"):
             timed(f"math, sympy, {WORKERS} workers", len(pairs), lambda: found.append(decide(pairs)))
             demand(set(found[-1]) == {"equal"}, f"1,500 equal pairs at once are all equal, {turn}")
+        path = published / "math500_full.jsonl"
+        if path.is_file():
+            golds = [row["answer"] for row in read_rows(path)]
+            around = [(a, b) for a, b in itertools.pairwise(golds) if a != b]
+            timed("math, MATH-500 golds and their neighbours", len(golds) + len(around),
+                  lambda: found.append(decide([*((gold, f" $ {gold} $.") for gold in golds), *around])))  # fmt: skip
+            same, others = found[-1][: len(golds)], found[-1][len(golds) :]
+            demand(set(same) == {"equal"}, f"{len(golds)} of 500 MATH-500 golds equal themselves, spelt otherwise")
+            demand("equal" not in others, f"none of {len(others)} differing neighbours is equal ({others.count('undecided')} undecided)")
+        else:
+            print(f"left out: MATH-500 (no {path})")
     workers.close()
 
 
@@ -262,7 +274,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["math", "code", "hostile", "killed", "evaluation"], help="one part")
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
-        "math": math_figures, "code": lambda: code_figures(arguments.published), "hostile": hostile_figures,
+        "math": lambda: math_figures(arguments.published), "code": lambda: code_figures(arguments.published), "hostile": hostile_figures,
         "killed": lambda: killed_figures(arguments.published), "evaluation": evaluation_figures,
     }  # fmt: skip
     for name, run in parts.items():

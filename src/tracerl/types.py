@@ -111,6 +111,7 @@ class Rollout:
 
     stage: the stage that sampled it ("rl@short"). iteration, sample_index: which of its iterations, which of the task's responses.
     reward: what RL is paid; reward_parts: its named summands. verdict: "correct", "wrong" or "undecided". text: decoded response.
+    detail: why that verdict, where there is more to say; of a program the sandbox and the verdict on each test.
     settings: the sampler's settings as recorded with the row. policy_hash: hash of the weights that sampled it. chunks: where a round has
     process rewards.
     """
@@ -128,6 +129,7 @@ class Rollout:
     seed: int
     settings: dict[str, object]
     reward_parts: dict[str, float] = field(default_factory=dict)
+    detail: str = ""
     chunks: Chunks | None = None
 
 

@@ -1,5 +1,6 @@
 """Laws of the numbers: pass@k is the exact chance, and two evaluations are compared problem by problem."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.reporting.synthetic_run import make_rollouts
 from tracerl.cli import main
 from tracerl.errors import DataError
 from tracerl.evaluation.comparison import compare_evaluations
-from tracerl.evaluation.metrics import pass_at_k
+from tracerl.evaluation.metrics import pass_at_k, summarise
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.store.schema import ROLLOUTS
 
@@ -23,6 +24,18 @@ def test_pass_at_k_is_the_share_of_all_subsets_that_hold_a_correct_response(n):
             subsets = list(combinations(marks, k))
             exact = sum(any(subset) for subset in subsets) / len(subsets)
             assert pass_at_k(np.array([n]), np.array([c]), k)[0] == pytest.approx(exact, abs=1e-12)
+
+
+def test_how_programs_ended_is_counted_where_programs_were_judged():
+    rollouts = make_rollouts("evaluate@a", 0)[:6]
+    plain = summarise(rollout_table(rollouts), 10, 1)
+    assert not [name for name in plain if name.startswith("program_")]
+    details = ["bubblewrap: passed passed", "bubblewrap: timeout skipped", "bubblewrap: error ended", "bubblewrap: error error",
+               "bubblewrap: no sandbox did start: error", ""]  # fmt: skip
+    table = rollout_table([replace(rollout, detail=detail) for rollout, detail in zip(rollouts, details, strict=True)])
+    assert table["detail"].to_pylist() == details
+    found = {name: value for name, value in summarise(table, 10, 1).items() if name.startswith("program_")}
+    assert found == {"program_timeout": 0.25, "program_error": 0.5, "program_output": 0.0, "program_ended": 0.25}
 
 
 def evaluations(root, verdicts):

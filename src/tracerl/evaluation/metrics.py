@@ -6,13 +6,18 @@ import pyarrow as pa
 
 from tracerl.seeds import generator_for
 
+_ODD = ("timeout", "error", "output", "ended")
+_VERDICTS = {"passed", "failed", "skipped", *_ODD}  # on a test, of rewards/code.py
+
 
 def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, float | int]:
     """Accuracy with a 95% bootstrap interval over problems, and the sampler's figures, of rows of the rollout schema.
 
     accuracy: mean over problems of the share of their responses that are correct; the interval resamples problems. tokens_per_step counts
     denoising forwards only (the paper's count); tokens_per_forward counts prefill and cache commits as well. Tokens after the end token
-    are not counted. undecided responses are counted apart and are not correct. pass_at_k is there where every problem has k responses.
+    are not counted. undecided responses are counted apart and are not correct. pass_at_k is there where every problem has k responses,
+    `program_timeout` and the like where programs were judged: the share of responses of which a test ended in that way. They show a model
+    that attacks its judge.
     """
     column = {name: rollouts[name].to_numpy() for name in ("task_id", "verdict", "num_tokens", "stop_reason")}
     forwards = {name: int(rollouts[name].to_numpy().sum()) for name in ("num_denoising_forwards", "num_forwards")}
@@ -33,7 +38,15 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
         "mean_length": tokens / len(problem),
         "truncation_rate": float((column["stop_reason"] == "length").mean()),
         **{f"pass_at_{k}": float(pass_at_k(counts, correct, k).mean()) for k in _powers_of_two(int(counts.min()))},
+        **_program_ends(rollouts["detail"].to_pylist()),
     }
+
+
+def _program_ends(details: list[str]) -> dict[str, float]:
+    """Of responses whose detail is "sandbox: verdict verdict ...", the share that holds each verdict which no honest program gets often."""
+    said = [set(detail.partition(": ")[2].split()) for detail in details]
+    judged = [words for words in said if words and words <= _VERDICTS]
+    return {f"program_{end}": sum(end in words for words in judged) / len(judged) for end in _ODD if judged}
 
 
 def pass_at_k(num_samples: npt.NDArray[np.int64], num_correct: npt.NDArray[np.int64], k: int) -> npt.NDArray[np.float64]:

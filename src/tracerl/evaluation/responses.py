@@ -49,6 +49,7 @@ class Occasion:
         verdict: str,
         parts: dict[str, float],
         settings: dict[str, object],
+        detail: str = "",
     ) -> Rollout:
         """Sample number `index` of a task as a row of the store; the id is unique where stage names, iterations and tasks are."""
         return Rollout(
@@ -65,6 +66,7 @@ class Occasion:
             seed=self.seed,
             settings=settings,
             reward_parts=parts,
+            detail=detail,
         )
 
 
@@ -100,7 +102,7 @@ def respond(
     rollouts = []
     for (task, index), trajectory, text, verdict, score in zip(owners, trajectories, texts, verdicts, scores, strict=True):
         parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens, score)
-        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded))
+        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded, verdict.detail))
     every = distributed.gathered(rollouts)
     if on_done is not None and len(every) > len(rollouts):
         on_done(len(every) - len(rollouts))

@@ -52,7 +52,7 @@ def read_trajectories(path: Path, verdict: str) -> list[Trajectory]:
 
 def _row(rollout: Rollout) -> dict[str, Any]:
     trajectory, settings = rollout.trajectory, rollout.settings
-    own = ("rollout_id", "stage", "iteration", "sample_index", "policy_hash", "seed", "text", "verdict", "reward")
+    own = ("rollout_id", "stage", "iteration", "sample_index", "policy_hash", "seed", "text", "verdict", "detail", "reward")
     lists = ("prompt_ids", "response_ids", "step_map", "logprobs")
     scalars = (
         "num_prompt_tokens",

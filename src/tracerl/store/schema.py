@@ -54,6 +54,7 @@ ROLLOUTS = pa.schema(
         # what was judged
         pa.field("text", pa.string(), nullable=False),
         pa.field("verdict", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
         pa.field("reward", pa.float64(), nullable=False),
         pa.field("reward_parts", pa.map_(pa.string(), pa.float64()), nullable=False),
         # its chunks, where a judge scored them (docs/judges.md)
@@ -135,7 +136,14 @@ MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
             "refresh_sees": "NULL::VARCHAR",
         },
     },
-    2: {"rollouts": {"chunk_ends": "NULL::INTEGER[]", "chunk_scores": "NULL::FLOAT[]", "chunk_rewards": "NULL::FLOAT[]"}},
+    2: {
+        "rollouts": {
+            "detail": "''",
+            "chunk_ends": "NULL::INTEGER[]",
+            "chunk_scores": "NULL::FLOAT[]",
+            "chunk_rewards": "NULL::FLOAT[]",
+        }
+    },
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.
