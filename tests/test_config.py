@@ -476,6 +476,7 @@ def test_where_and_what_models_are_is_checked(path, value, told):
         ("verification.sandbox", "docker", "verification.sandbox"),
         ("verification.math_cpu_seconds", 0.0, "verification.math_cpu_seconds"),
         ("tasks.sets.sums-long", {"source": "gym", "num_train": 1, "num_test": 1}, "task"),
+        ("tasks.sets.sums-long", {"source": "sums", "difficulty": [2, 3], "options": {"a": 1}, "num_train": 1, "num_test": 1}, "options"),
         ("tasks.sets.sums-long", {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1}, "difficulty"),
         ("tasks.sets.sums-long", {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1}, "difficulty"),
     ],

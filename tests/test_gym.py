@@ -13,7 +13,7 @@ import pytest
 
 from tracerl.config import TaskSet, Verification
 from tracerl.errors import ParamsError
-from tracerl.gym import gym_items
+from tracerl.gym import _exact_value, gym_items
 from tracerl.rewards.sandbox import SandboxError, check_backend
 from tracerl.rewards.verify import configure, provenance, release, verify
 from tracerl.tasks import make_task_set
@@ -123,6 +123,14 @@ def test_the_answer_has_as_many_lines_as_the_known_one_and_may_hold_a_sign():
     assert verify(signs, "so\nA# #B", "end", True).verdict == "correct"
     several = Task("t", "t", "gym", "test", 1, "p", "Q _", "", json.dumps({"answers": ["Q _", "_ Q"]}))
     assert [verify(several, text, "end", True).verdict for text in ("Q _", "_ Q", "Q Q")] == ["correct", "correct", "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("( 56 + -33 ) - 84", "-61"), ("-( -( 7 ) ) - -( 2 * 3 )", "13"), ("8 / -( 1 + 3 ) * 2", "-4"), ("533 + -438 / -( -8 )", "1913/4"), ("1 / 0", None), ("x", None)],
+)  # fmt: skip
+def test_the_exact_value_of_signed_arithmetic(expression, value):
+    assert _exact_value(expression) == value
 
 
 @pytest.mark.parametrize(("task", "options", "told"), [("nothing", {}, "not registered"), ("honest", {"colour": 1}, "colour")])

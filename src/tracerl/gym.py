@@ -5,8 +5,8 @@ process also tries each task's scorer, for several cannot be trusted (found in v
 any text, one pays "nan", one pays numbers that are not the given ones. What decides an item is, in this order:
 
 1. our own rules where there are some: countdown, puzzle24 (four numbers that make 24), mini_sudoku;
-2. our mathematics where many forms are right: polynomial_multiplication, the integrals, and basic_arithmetic, whose labels divide with
-   `//` and are replaced by the exact value;
+2. our mathematics where many forms are right: polynomial_multiplication, the integrals, and basic_arithmetic, whose scorer divides with
+   `//` and whose labels are replaced by the exact value;
 3. exact text where the task's class has no scorer of its own, or one that evaluates text or pays nonsense;
 4. exact text, and else the task's scorer, inside the sandbox (`rewards/scorer.py`).
 """
@@ -65,7 +65,7 @@ def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: s
 def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
     """An item of what the other process made; None if it has no known answer and no scorer that can be trusted."""
     entry = ast.literal_eval(text)
-    metadata, answer = entry["metadata"], entry["answer"]
+    metadata, answer = entry.get("metadata", {}), entry["answer"]
     prompt = _ASK.format(question=entry["question"].strip())
     if task in ("countdown", "puzzle24"):
         return Item(prompt, "countdown", answer, f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}")
@@ -87,9 +87,10 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
 
 
 def _exact_value(expression: str) -> str | None:
-    """The value of a reasoning-gym expression, in which a number may have a sign; None if it divides by zero or is no plain arithmetic."""
-    signed = re.sub(r"(^|[-+*/(]\s*)-\s*(\d+)", r"\1(0-\2)", expression)
-    read = read_expression(signed)
+    """The value of an expression whose numbers and brackets may have a sign; None if it divides by zero or is no plain arithmetic."""
+    signed = re.sub(r"(?:(?<=[-+*/(])|^)-(\d+)", r"(0-\1)", expression.replace(" ", ""))
+    signed = re.sub(r"(?:(?<=[-+*(])|^)-\(", "(0-1)*(", signed)
+    read = read_expression(re.sub(r"(?<=/)-\(", "(0-1)/(", signed))
     return None if read is None or read[1] is None else str(read[1])
 
 
@@ -105,11 +106,11 @@ def main() -> None:
     asked = json.load(sys.stdin)
     try:
         dataset = reasoning_gym.create_dataset(asked["task"], size=asked["size"], seed=asked["seed"], **asked["options"])
-        entries = [_plain(dataset[i]) for i in range(asked["size"])]
+        entries = [_portable(dataset[i]) for i in range(asked["size"])]
     except (ValueError, TypeError, AssertionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     kind = type(dataset)
-    sound = "score_answer" in vars(kind) and not _evaluates(kind.__module__) and all(map(_travels, entries))
+    sound = "score_answer" in vars(kind) and not _evaluates(kind.__module__) and all("metadata" in entry for entry in entries)
     reply = {
         "entries": [repr(entry) for entry in entries],
         "module": kind.__module__,
@@ -128,12 +129,15 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and hasattr(value, "dtype") and value.ndim == 0 else value
 
 
-def _travels(entry: dict[str, Any]) -> bool:
-    """Whether an item survives being written as a literal."""
+def _portable(entry: dict[str, Any]) -> dict[str, Any]:
+    """The item if it survives being written as a literal, else its question and answer alone."""
+    whole = _plain(entry)
     try:
-        return bool(ast.literal_eval(repr(entry)) == entry)
+        if ast.literal_eval(repr(whole)) == whole:
+            return dict(whole)
     except (ValueError, SyntaxError):
-        return False
+        pass
+    return {"question": str(entry["question"]), "answer": entry["answer"] and str(entry["answer"])}
 
 
 def _evaluates(module: str) -> bool:
