@@ -16,7 +16,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["tracerl.training.rl", "tracerl.training.sft", "tracerl.training.traces", "tracerl.evaluation.benchmarks"])
+# What a stage imports before its work, and torch's optimizers and pyarrow when they are first used.
+_FORKS.set_forkserver_preload(["tracerl.training.rl", "tracerl.training.sft", "tracerl.training.traces", "torch._dynamo", "pandas"])
 
 
 def tiny_params() -> dict[str, Any]:
