@@ -154,7 +154,7 @@ NUM_KILLS = 8
 
 def killed_figures(published: Path) -> None:
     """A benchmark evaluation killed at random moments, with a tiny model and up to 16 problems of every published kind at hand."""
-    from tests.tiny_run import digests, run_stage, start_stage
+    from tests.tiny_run import ROOT, digests, environment, run_stage
 
     with tempfile.TemporaryDirectory(prefix="tracerl-") as place:
         folder, rng = Path(place) / "run", random.Random("killed benchmark")
@@ -173,14 +173,15 @@ def killed_figures(published: Path) -> None:
         kills, resumed, survivors, remade = 0, 0, 0, 0
         while kills < NUM_KILLS:
             before = parts_of(folder)
-            process = start_stage(folder, "evaluate", "bench")
+            command = [sys.executable, "-m", "stages.evaluate", "bench"]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             wanted = len(before) + rng.randint(0, 2)
             while process.poll() is None and len(parts_of(folder)) <= wanted:
                 time.sleep(0.01)
             time.sleep(rng.uniform(0.0, 1.0))
             inside = descendants(process.pid)
             process.kill()
-            process.communicate()
+            process.wait()
             if outputs[1].exists():  # it was done first: once more from the beginning
                 shutil.rmtree(outputs[0])
                 outputs[1].unlink()

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.ranks import STOPPED, WORLDS, round_of_rl
-from tests.tiny_run import environment, run_stage, start_stage, tiny_params, write_params
+from tests.tiny_run import ROOT, environment, run_stage, tiny_params, write_params
 from tracerl.store.files import read_rollouts
 
 pytestmark = pytest.mark.timeout(600)
@@ -114,7 +114,8 @@ def rows(folder: Path) -> list[list[float]]:
 
 def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepared, tmp_path):
     folder = started(prepared, tmp_path / "run", ranks=2)
-    process = start_stage(folder, "base")
+    command = [sys.executable, "-m", "stages.base"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while not list((folder / "data" / "scratch").glob("base-*/state.safetensors")):
         time.sleep(0.05)
         assert process.poll() is None, process.communicate()[0]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from tests.tiny_run import digests, fails, run_stage, start_stage, tiny_params, write_params
+from tests.tiny_run import RunningStage, digests, fails, run_stage, tiny_params, write_params
 from tracerl.store.files import read_rollouts
 
 pytestmark = pytest.mark.timeout(600)
@@ -64,14 +64,14 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
         attempts += 1
         assert attempts < 40, f"{kills} kills hit a running stage, {kept} of them one that had resumed"
         seen, finished_before = snapshot(folder), finished(folder)
-        process = start_stage(folder, *STAGES[stage])
+        process = RunningStage(folder, *STAGES[stage])
         for _ in range(rng.randint(1, 16)):
-            while process.poll() is None and snapshot(folder) == seen:
+            while process.returncode is None and snapshot(folder) == seen:
                 time.sleep(0.002)
             seen = snapshot(folder)
         time.sleep(rng.uniform(0.0, 0.1))
         process.kill()
-        process.communicate()
+        process.ended()
         after = finished(folder)
         if not after and not snapshot(folder):  # it was done first: start over, so that every kill hits work in progress
             remove_outputs(folder, stage)
@@ -95,11 +95,11 @@ def test_a_stage_asked_to_stop_saves_the_step_it_is_in(undisturbed: Path, tmp_pa
         write_params(folder, params)
         remove_outputs(folder, "sft")
     run_stage(whole, *STAGES["sft"])
-    process = start_stage(stopped, *STAGES["sft"])
+    process = RunningStage(stopped, *STAGES["sft"])
     while not snapshot(stopped):
         time.sleep(0.01)
     process.send_signal(number)
-    output, _ = process.communicate()
+    output = process.ended()
     assert process.returncode == 1
     assert "stopped: sft@short after step" in output
     assert 0 < finished(stopped)["steps"] < params["sft"]["short"]["num_steps"]
@@ -111,13 +111,15 @@ def test_two_processes_do_not_work_on_one_stage(undisturbed: Path, tmp_path: Pat
     folder = tmp_path / "run"
     shutil.copytree(undisturbed, folder)
     remove_outputs(folder, "rl")
-    process = start_stage(folder, *STAGES["rl"])
+    process = RunningStage(folder, *STAGES["rl"])
     while len(snapshot(folder)) < 3:  # its folder, and what it writes there
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
-    assert "the stage is being run by another process" in fails(folder, *STAGES["rl"])
-    process.kill()
-    process.communicate()
+    try:
+        assert "the stage is being run by another process" in fails(folder, *STAGES["rl"])
+    finally:
+        process.kill()
+    process.ended()
     run_stage(folder, *STAGES["rl"])
     assert digests(folder) == digests(undisturbed)
 

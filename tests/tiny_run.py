@@ -1,16 +1,23 @@
 """The shipped params scaled down to seconds, and stages run on them in a folder of their own, as DVC runs them."""
 
+import atexit
 import hashlib
 import json
+import multiprocessing
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+
+_FORKS = multiprocessing.get_context("forkserver")
+# What a stage imports before its work, and torch's optimizers and pyarrow when they are first used.
+_FORKS.set_forkserver_preload(["tracerl.training.rl", "tracerl.training.sft", "tracerl.training.traces", "torch._dynamo", "pandas"])
 
 
 def tiny_params() -> dict[str, Any]:
@@ -44,23 +51,59 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "DVC_ROOT": str(folder), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
-def start_stage(folder: Path, stage: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts `python -m stages.<stage>` on the params of `folder`."""
-    command = [sys.executable, "-m", f"stages.{stage}", *arguments]
-    return subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+class RunningStage:
+    """`python -m stages.<stage>` on the params of a folder, forked from a process that has imported torch: it starts seconds sooner."""
+
+    def __init__(self, folder: Path, stage: str, *arguments: str) -> None:
+        with NamedTemporaryFile(delete=False) as output:
+            self._output = Path(output.name)
+        self._process = _FORKS.Process(target=_run, args=(environment(folder), stage, arguments, self._output), daemon=True)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ended(self) -> str:
+        """Waits for its end; what it printed."""
+        self._process.join()
+        output = self._output.read_text()
+        self._output.unlink()
+        return output
+
+
+def _run(env: dict[str, str], stage: str, arguments: tuple[str, ...], output: Path) -> None:
+    """In the forked process."""
+    os.chdir(ROOT)
+    os.environ.update(env)
+    descriptor = os.open(output, os.O_WRONLY)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = [stage, *arguments]
+    try:
+        runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # a forked process would leave them out
 
 
 def run_stage(folder: Path, stage: str, *arguments: str) -> None:
     """Runs a stage to its end; fails with its output if it fails."""
-    process = start_stage(folder, stage, *arguments)
-    output, _ = process.communicate()
+    process = RunningStage(folder, stage, *arguments)
+    output = process.ended()
     assert process.returncode == 0, output
 
 
 def fails(folder: Path, stage: str, *arguments: str) -> str:
     """Output of a stage that must fail with a message of ours and no traceback."""
-    process = start_stage(folder, stage, *arguments)
-    output, _ = process.communicate()
+    process = RunningStage(folder, stage, *arguments)
+    output = process.ended()
     assert process.returncode == 1, output
     assert "error: " in output, output
     assert "Traceback" not in output, output

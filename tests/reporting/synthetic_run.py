@@ -1,5 +1,6 @@
 """A run that nobody trained: the files that the stages would have left, with made-up but plausible numbers, through the shipped writers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from stages.context import write_curve
 from tracerl.config import Params, load_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
+from tracerl.reporting.trace_viewer import Response
 from tracerl.reporting.validation_page import render_validation
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
@@ -100,6 +102,14 @@ def make_rollouts(stage: str, iteration: int) -> list[Rollout]:
         (task, index, task.solution[:-1] + "<" if index and task != tasks[-1] else task.solution) for task in tasks for index in (0, 1)
     ]
     return [make_rollout(task, index, stage, iteration, text, tokenizer) for task, index, text in texts]
+
+
+def long_responses(response: Response, count: int, num_tokens: int) -> list[Response]:
+    """`response` as `count` others of `num_tokens` tokens, two a step."""
+    steps = [1 + i // 2 for i in range(num_tokens)]
+    long = {**response.row, "prompt_ids": [5] * 8, "response_ids": [5 + i % 90 for i in range(num_tokens)], "step_map": steps,
+            "logprobs": [-0.01 * (i % 300) for i in range(num_tokens)], "num_tokens": num_tokens, "num_steps": steps[-1]}  # fmt: skip
+    return [replace(response, row={**long, "rollout_id": f"long/{i}"}) for i in range(count)]
 
 
 def write_run(root: Path, params: Params) -> None:

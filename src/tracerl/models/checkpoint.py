@@ -28,7 +28,7 @@ from tracerl.models.families import published_name
 from tracerl.models.lora import Adapters, adapter_config, adapter_state, add_adapters, fit_adapters, load_adapter_state, settings_of
 from tracerl.models.published_config import architecture_of, config_of, family_of, read_config, read_json
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
-from tracerl.models.transformer import Transformer
+from tracerl.models.transformer import Transformer, empty_model
 
 WEIGHTS = "model.safetensors"
 SHARD_BYTES = 5_000_000_000  # as published checkpoints are split
@@ -105,10 +105,11 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
             raise CheckpointError(f"the {kind} id is outside the vocabulary", where=str(directory / "config.json"), got=outside[0],
                                   wanted=f"0 to {architecture.vocab_size - 1}")  # fmt: skip
     architecture = replace(architecture, mask_id=tokenizer.mask_id)
-    with torch.device("meta"):
-        model = Transformer(architecture)
+    model = empty_model(architecture)
     dtype = dtype_of(config, directory) if compute.dtype == "stored" else _DTYPES[compute.dtype]
-    model = model.to(dtype).to_empty(device=device)
+    for module in model.modules():  # not `to_empty`: it asks torch's compiler for the strides, which takes a second to load
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device=device)))
     model.attention, model.checkpoint_layers = compute.attention, compute.checkpoint_layers
     model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
     model.tie()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from tracerl.models.attention import Backend, Prepared, Visibility, attend, prepare
@@ -253,6 +254,20 @@ def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out the first values of what is made. torch would draw them on "meta" as well, and load its compiler for that: seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if getattr(func, "__module__", None) == "torch.nn.init" else func(*args, **kwargs)
+
+
+def empty_model(architecture: Architecture) -> Transformer:
+    """A model without storage (on "meta"), for whoever fills it or only asks for its shapes."""
+    with torch.device("meta"), _Unfilled():
+        return Transformer(architecture)
 
 
 def new_model(architecture: Architecture, generator: np.random.Generator) -> Transformer:

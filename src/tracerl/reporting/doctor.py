@@ -20,7 +20,7 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.lora import Adapters, add_adapters
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Architecture, Transformer
+from tracerl.models.transformer import Architecture, empty_model
 from tracerl.rewards.judge_server import server_state
 from tracerl.sampling.sampler import cache_mode
 
@@ -156,7 +156,7 @@ def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
 def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
     """All parameters, or with `lora` those that are trained."""
     with torch.device("meta"):
-        model = Transformer(arch)
+        model = empty_model(arch)
         if lora is not None:
             add_adapters(model, Adapters(lora, Path(), ""))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
