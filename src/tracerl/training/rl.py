@@ -33,7 +33,7 @@ from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import group_advantages, keeps_group
 from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, response_mean
 from tracerl.objectives.methods import METHODS, Method, Units, estimates, given, num_units, scores, unit_weights, units_of
-from tracerl.objectives.views import Plan, build_views, num_layout_tokens
+from tracerl.objectives.views import Plan, build_views, row_bundles
 from tracerl.seeds import generator_for
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.store.rules import require_rules
@@ -272,13 +272,15 @@ class _Round:
         """Views, units, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use."""
         settings, family, size, method = self.settings, self.model.family, self.settings.train_block_size, self.method
         plans = [self._plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
-        lengths = [num_layout_tokens(t, p, size, family) for t, p in zip(batch.trajectories, plans, strict=True)]
+        together = settings.group_tokens or 0
+        bundles, lengths = row_bundles(batch.trajectories, plans, size, family, together)
         tokens = sum(num_units(method, p, t) for p, t in zip(plans, batch.trajectories, strict=True))
         divisor = denominator(settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens)
         prepared = []
-        for indices in packed(lengths, settings.micro_batch_tokens):
-            chosen = [batch.trajectories[i] for i in indices]
-            views = build_views(chosen, [plans[i] for i in indices], size, family, self.tokenizer.mask_id)
+        for packing in packed(lengths, settings.micro_batch_tokens):
+            indices = [i for bundle in packing for i in bundles[bundle]]
+            chosen, shown = [batch.trajectories[i] for i in indices], [plans[i] for i in indices]
+            views = build_views(chosen, shown, size, family, self.tokenizer.mask_id, group_tokens=together)
             units = units_of(method, views, [trajectory.num_tokens for trajectory in chosen])
             weights = unit_weights(settings.reduction, units, divisor).to(self.model.device)
             starts = torch.tensor(np.cumsum([0, *(len(t.response_ids) for t in chosen)])[:-1])
