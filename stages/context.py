@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +22,10 @@ import torch
 from tqdm import tqdm
 
 from tracerl.config import Params, load_params
-from tracerl.disk import file_sha256, write_text
+from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
+from tracerl.models.cost import Meter, peak_memory
+from tracerl.models.transformer import Transformer
 from tracerl.store.workspace import Workspace
 from tracerl.types import Task
 
@@ -36,6 +39,7 @@ SCRATCH = DATA / "scratch"
 
 _PROCESS = os.getpid()
 _stop_asked = False
+_meters: dict[str, tuple[Meter, torch.device]] = {}
 _locks: dict[Path, int] = {}
 
 
@@ -102,6 +106,18 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
     return Workspace(SCRATCH / name, lambda: _stop_asked)
 
 
+def measure(stage: str, *models: object) -> None:
+    """Counts the passes of these models from now on; logs/measured/<stage>.json holds them, with the peak of memory, when the stage ends.
+
+    Of a stage that was resumed they are those of its last process. They are no output: two runs differ in them.
+    """
+    watched = [model for model in models if isinstance(model, Transformer)]
+    if watched:
+        meter, _ = _meters.setdefault(stage, (Meter(), watched[0].device))
+        for model in watched:
+            meter.watch(model)
+
+
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
     """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere.
 
@@ -136,6 +152,8 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         signal.signal(number, _ask_to_stop)
     try:
         main(**arguments)
+        for stage, (meter, device) in _meters.items():
+            write_json(ROOT / "logs" / "measured" / f"{stage}.json", {"peak_bytes": peak_memory(device), **asdict(meter)})
     except KeyboardInterrupt as stopped:
         sys.exit(f"stopped: {stopped}; the same command continues from what is saved")
     except TracerlError as error:

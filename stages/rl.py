@@ -33,6 +33,7 @@ def main(name: str) -> None:
     value_model = None
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
+    context.measure(stage, model, reference, *([value_model.transformer] if value_model is not None else []))
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
     train = {task_set: context.trainable(tasks[task_set]) for task_set in settings.tasks}
     test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
