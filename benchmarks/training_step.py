@@ -5,14 +5,13 @@
 
 A step is what training does with one response: old log-probabilities over its views, the clipped objective, backward, AdamW. Ours puts the
 views behind one clean copy, attends in chunks to what is seen, and makes logits in parts where a token is predicted. Plain has a row
-[clean | noisy] for each view, a boolean mask over it, and logits and their log-softmax at all of its positions. Gradients are compared
-first, in float64. Every measurement is a process of its own; seconds are those of the process, memory is what its peak adds to what it held
-before the step, weights and optimizer state being there already.
+[clean | noisy] for each view, a boolean mask over it, and logits and their log-softmax at all of its positions. Their gradients are
+compared in float64. Every measurement is a process of its own; seconds are those of the process, memory is what its peak adds to what it
+held before the step, weights and optimizer state being there already.
 """
 
 import argparse
-import json
-import subprocess
+import multiprocessing
 import sys
 import time
 from pathlib import Path
@@ -108,8 +107,8 @@ def memory(kind: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(case: dict[str, int], plain: bool, repeats: int) -> None:
-    """Prints seconds of a step (the best of several) and the bytes its peak adds."""
+def measure(case: dict[str, int], plain: bool, repeats: int) -> dict[str, float]:
+    """Seconds of a step (the best of several) and the bytes its peak adds."""
     torch.set_num_threads(1)
     trainer, batch = trainer_of(case, plain), trajectories(case)
     step(trainer, trajectories({**case, "length": 64, "rows": 1}), plain)
@@ -120,14 +119,13 @@ def measure(case: dict[str, int], plain: bool, repeats: int) -> None:
         started = time.process_time()
         step(trainer, batch, plain)
         best = min(best, time.process_time() - started)
-    print(json.dumps({"seconds": best, "bytes": memory("VmHWM") - before}))
+    return {"seconds": best, "bytes": float(memory("VmHWM") - before)}
 
 
 def measured(case: dict[str, int], plain: bool = False, repeats: int = 2) -> dict[str, float]:
-    """The same in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.training_step", "--measure", json.dumps([case, plain, repeats])]
-    found: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    """The same in a process of its own, forked before this one has ever run a backward pass."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(measure, (case, plain, repeats))
 
 
 def largest_difference(case: dict[str, int]) -> float:
@@ -145,8 +143,8 @@ def largest_difference(case: dict[str, int]) -> float:
 
 
 def compare() -> dict[str, Any]:
-    difference = largest_difference({**STEP, "hidden": 64, "layers": 2, "vocabulary": 512})
     ours, plain = measured(STEP), measured(STEP, plain=True)
+    difference = largest_difference({**STEP, "hidden": 64, "layers": 2, "vocabulary": 512})
     mb = {"ours_mb": round(ours["bytes"] / 1e6, 1), "plain_mb": round(plain["bytes"] / 1e6, 1)}
     share = round(ours["bytes"] / plain["bytes"], 3)
     return row("training-step/step", ours["seconds"], plain["seconds"], 2.0, difference <= 1e-10,
@@ -170,13 +168,9 @@ def scaling(name: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["step", *SCALES], action="append")
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        measure(*json.loads(options.measure))
-        return
     wanted = options.only or ["step", *SCALES]
-    rows = [compare() if name == "step" else scaling(name) for name in wanted]
+    rows = [scaling(name) for name in SCALES if name in wanted] + ([compare()] if "step" in wanted else [])
     merge_rows(rows)
     if not all(found["equal"] in (True, None) for found in rows):
         sys.exit("the gradients differ")
