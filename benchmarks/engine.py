@@ -1,7 +1,7 @@
 """The rollout engine against plain batch generation, with a cache and without, on 64 prompts of mixed lengths.
 
     python -m benchmarks.engine            # small model on the CPU, minutes; rows go to reports/metrics/benchmarks.json
-    python -m benchmarks.engine --quick    # fewer rows, for a look; writes nothing
+    python -m benchmarks.engine --quick    # one response to each prompt, for a look; writes nothing
 
 Plain is what published scripts do: prompts in batches as they come; every row of a batch goes through its blocks in step with the others
 and waits for the slowest; logits and draws at every live position; a row that has ended is computed until its batch has. It uses the same
@@ -159,17 +159,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", choices=["cached", "no-cache"], action="append")
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    wanted, rows = options.only or ["cached", "no-cache"], []
-    if "cached" in wanted:
-        rows.append(compare("engine/cached", options.device, 1 if options.quick else NUM_SAMPLES, True, 3.0, 1 if options.quick else 2))
-    if "no-cache" in wanted and not options.quick:
-        rows.append(compare("engine/no-cache", options.device, 1, False, 8.0, 1))
-    print(rows) if options.quick else merge_rows(rows)
-    if not all(row["equal"] for row in rows):
+    rows = []
+    for name, samples, target in (("cached", NUM_SAMPLES, 3.0), ("no-cache", 1, 8.0)):
+        if name in (options.only or ["cached", "no-cache"]):
+            found = compare(f"engine/{name}", options.device, 1 if options.quick else samples, name == "cached", target, options.repeats)
+            rows.append(found)
+            print(found) if options.quick else merge_rows([found])
+    if not all(found["equal"] for found in rows):
         sys.exit("the responses differ")
 
 
