@@ -16,18 +16,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tqdm import tqdm
 
 from tracerl import distributed
 from tracerl.config import Launch, Params, load_params
-from tracerl.disk import file_sha256, write_text
+from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
 from tracerl.store.workspace import Workspace
 from tracerl.types import Task
+
+if TYPE_CHECKING:  # stages without tensors do not wait for torch
+    import torch
+
+    from tracerl.models.cost import Meter
 
 Section = TypeVar("Section")
 
@@ -39,6 +45,7 @@ SCRATCH = DATA / "scratch"
 
 _PROCESS = os.getpid()
 _stop_asked = False
+_meters: dict[str, "tuple[Meter, torch.device]"] = {}
 _locks: dict[Path, int] = {}
 
 
@@ -119,6 +126,21 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
     return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
 
 
+def measure(stage: str, *models: object) -> None:
+    """Counts the passes of these models from now on; logs/measured/<stage>.json holds them, with the peak of memory, when the stage ends.
+
+    Of a stage that was resumed they are those of its last process. They are no output: two runs differ in them.
+    """
+    from tracerl.models.cost import Meter
+    from tracerl.models.transformer import Transformer
+
+    watched = [model for model in models if isinstance(model, Transformer)]
+    if watched:
+        meter, _ = _meters.setdefault(stage, (Meter(), watched[0].device))
+        for model in watched:
+            meter.watch(model)
+
+
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
     """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere.
 
@@ -154,6 +176,8 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         signal.signal(number, _ask_to_stop)
     try:
         main(**arguments)
+        if distributed.is_first():
+            _write_measured()
     except KeyboardInterrupt as stopped:
         sys.exit(f"stopped: {stopped}; the same command continues from what is saved" if distributed.is_first() else 1)
     except TracerlError as error:
@@ -166,6 +190,13 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         sys.exit(f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again")
+
+
+def _write_measured() -> None:
+    for stage, (meter, device) in _meters.items():
+        from tracerl.models.cost import peak_memory
+
+        write_json(ROOT / "logs" / "measured" / f"{stage}.json", {"peak_bytes": peak_memory(device), **asdict(meter)})
 
 
 def _launch(launch: Launch) -> None:

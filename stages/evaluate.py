@@ -27,6 +27,7 @@ def main(name: str) -> None:
     files = context.task_files(one.tasks)
     space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
     model, tokenizer = load_policy(checkpoint, params.compute)
+    context.measure(stage, model)
     policy = policy_hash(model)
     fitting, dropped = fitting_tasks(files, tokenizer, one.sampler, stage)
     problems = {task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems] for task_set, pool in fitting.items()}

@@ -37,6 +37,7 @@ def main(name: str) -> None:
     value_model = None
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
+    context.measure(stage, model, reference, *([value_model.transformer] if value_model is not None else []))
     samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
     tightest = min(samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one)))
     tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)

@@ -45,6 +45,7 @@ def train_and_publish(
     files = {task_set: context.DATA / data / f"{task_set}.parquet" for task_set in settings.tasks}
     space = context.workspace(stage, params, section, [*files.values(), *inputs])
     model, tokenizer = initial(params)
+    context.measure(stage, model)
     read = worked_solutions if data == "tasks" else verified_traces
     examples, dropped = check_lengths({name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage)
     curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"), params.launch)

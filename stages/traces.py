@@ -26,6 +26,7 @@ def main() -> None:
     files = context.task_files(sorted({*settings.preferred, *settings.rollouts}))
     space = context.workspace("traces", params, settings, [start, *files.values()])
     model, tokenizer = load_checkpoint(start, params.compute)
+    context.measure("traces", model)
     occasion = Occasion("traces", 0, policy_hash(model), params.seed, params.truncated_is_wrong)
     show, done, counts = context.progress("traces", "response"), 0, {}
     total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())

@@ -20,9 +20,20 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.masks import first_live_start
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.objectives.likelihood import predicted_logits, token_logprobs
+from tracerl.objectives.likelihood import predicted_logits, token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, sft_loss, token_weights
-from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views, num_layout_tokens, random_plan, trace_plan
+from tracerl.objectives.views import (
+    HIDDEN,
+    PREDICTED,
+    SHOWN,
+    Plan,
+    build_views,
+    num_layout_tokens,
+    random_plan,
+    row_bundles,
+    segment_plan,
+    trace_plan,
+)
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
@@ -457,3 +468,55 @@ def test_what_follows_the_end_token_keeps_its_place_but_is_never_predicted():
     wanted = states([1, 0, 1, 0, 1, 2, 1, 0, 2, 0])[:2]  # the third view predicts nothing that counts
     wanted = [[HIDDEN if j >= 4 and state == PREDICTED else state for j, state in enumerate(view)] for view in wanted]
     assert plan.states.tolist() == wanted
+
+
+# One prompt for a group
+
+
+@pytest.mark.parametrize("order_scored", [False, True])
+@pytest.mark.parametrize("block_size", [2, 4])
+def test_one_prompt_for_the_responses_of_a_group_equals_one_each(block_size: int, order_scored: bool):
+    """Whole prompt blocks are held once a row; the prompt's tail, which sees the response, is held by every response."""
+    model, record = MODELS["sdar"], FAMILIES["sdar"]
+    settings_ = tiny_sampler(block_size=block_size, steps_per_block=block_size, remasking="plackett_luce")
+    prompts = tiny_requests([9, 9, 9, 5, 5, 1])
+    requests = [Request(prompts[i].prompt_ids, prompts[j].key) for j, i in enumerate([0, 0, 0, 3, 3, 5])]
+    batch = sample(model, END_IDS, requests, settings_)
+    rng = generator_for(1, "segments")
+    plans = [segment_plan(t, block_size, record, 1, 99, True, rng) if order_scored else trace_plan(t, block_size, record, 1) for t in batch]
+    alone = build_views(batch, plans, block_size, record, MASK_ID)
+    most = max(num_layout_tokens(t, p, block_size, record) for t, p in zip(batch, plans, strict=True)) * 2
+    bundles, lengths = row_bundles(batch, plans, block_size, record, most)
+    shared = build_views(batch, plans, block_size, record, MASK_ID, group_tokens=most)
+    assert [i for bundle in bundles for i in bundle] == list(range(6))
+    assert (shared.layout.streams >= 0).sum(1).tolist() == lengths
+    assert max(lengths) <= most
+    assert len(bundles) == len(shared.input_ids) < len(alone.input_ids)
+    saved = sum((len(batch[i].prompt_ids) // block_size * block_size) for bundle in bundles for i in bundle[1:])
+    assert sum(lengths) == int((alone.layout.streams >= 0).sum()) - saved
+    found = []
+    for views in (alone, shared):
+        logprobs = token_logprobs(model, views, 0.7) if not order_scored else None
+        if logprobs is None:
+            logprobs = torch.stack(token_and_order_logprobs(model, views, 0.7, 0.5, "max_logprob"))
+        found.append([logprobs.detach(), *gradients_of(model, (logprobs * torch.arange(logprobs.shape[-1])).sum())])
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logits_in_parts_equal_all_at_once(temperature: float, monkeypatch: pytest.MonkeyPatch):
+    """And no table of logits is larger than allowed."""
+    model, record, found, sizes = MODELS["sdar"], FAMILIES["sdar"], [], []
+    batch = sample(model, END_IDS, tiny_requests([3, 9, 6]), tiny_sampler())
+    views = build_views(batch, [trace_plan(t, 4, record, 1) for t in batch], 4, record, MASK_ID)
+    handle = model.lm_head.register_forward_hook(lambda module, arguments, out: sizes.append(out.numel()))
+    for most in (1 << 24, 5 * VOCAB_SIZE):
+        monkeypatch.setattr("tracerl.objectives.likelihood.LOGITS_AT_ONCE", most)
+        logprobs = token_logprobs(model, views, temperature)
+        found.append([logprobs.detach(), *gradients_of(model, (logprobs * torch.arange(len(logprobs))).sum())])
+    handle.remove()
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other)
+    assert sizes[0] == len(views.row) * VOCAB_SIZE
+    assert max(sizes[1:]) == 5 * VOCAB_SIZE

@@ -93,6 +93,7 @@ def tiny_sampler(**changes: Any) -> Sampler:
         "refresh_every": None,
         "refresh_sees": None,
         "max_rows": 7,
+        "cache_tokens": None,
     }
     return Sampler(**{**settings, **changes})
 

@@ -111,6 +111,6 @@ def fails(folder: Path, stage: str, *arguments: str) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """SHA-256 of every file below a folder, by relative path, but of what runs measured (logs/measured), which no two have alike."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent.name != "measured")
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -297,7 +297,8 @@ def doctor(
 ) -> None:
     """Show devices, memory, attention back ends and versions; for a params file, its judges and what each stage needs.
 
-    Exits with status 1 if a stage needs more memory than there is.
+    Forwards and TFLOP are upper bounds, everything being as large as its limits allow; "measured" is what the last run of a stage took
+    (its memory is the whole process's). Exits with status 1 if a stage needs more memory than there is.
 
     \b
     Examples:
@@ -307,7 +308,7 @@ def doctor(
     """
     from tracerl.config import load_params
     from tracerl.models.checkpoint import device_of
-    from tracerl.reporting.doctor import judges, machine, memory_limit, needs, readable
+    from tracerl.reporting.doctor import judges, machine, measured, memory_limit, needs, readable
 
     table = _new_table(["what", "here"], [False, False])
     for row in machine():
@@ -322,11 +323,15 @@ def doctor(
             table.add_row(*state)
         _console().print(table)
     device, limit = device_of(run.compute), memory_limit(run.compute)
-    table = _new_table(["stage", "weights", "optimizer", "passes", "total"], [False, True, True, True, True])
-    wanted = needs(run, root)
+    wanted, found = needs(run, root), measured(root)
+    memory = _new_table(["memory", "weights", "optimizer", "passes", "total", "measured"], [False] + [True] * 5)
+    work = _new_table(["work", "forwards", "measured", "TFLOP", "measured"], [False] + [True] * 4)
     for need in wanted:
-        table.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)))
-    _console().print(table)
+        ran = found.get(need.stage)
+        peak, forwards, flops = (readable(ran["peak_bytes"]), f"{ran['forwards']:,}", f"{ran['flops'] / 1e12:,.2f}") if ran else [""] * 3
+        memory.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)), peak)
+        work.add_row(need.stage, f"{need.forwards:,}", forwards, f"{need.flops / 1e12:,.2f}", flops)
+    _console().print(memory, work)
     short = [need.stage for need in wanted if need.total > limit]
     print(f"{device} has {readable(limit)}: " + (f"too little for {', '.join(short)}" if short else "enough for every stage."))
     if short:

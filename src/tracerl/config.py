@@ -124,7 +124,8 @@ class Sampler(Section):
     cache: "exact" keeps committed keys where that changes nothing (block-causal families) and nothing elsewhere; "prefix", "dual" and
     "window" are the approximate caches of full attention. horizon: tokens after the live block that a window sees. refresh_every: steps
     between full passes of an approximate cache, null for one at the start of each block. refresh_sees: whether those of a window see the
-    whole canvas (as published) or nothing beyond the horizon either.
+    whole canvas (as published) or nothing beyond the horizon either. cache_tokens: positions that a cache holds over all rows, null for
+    max_rows of the longest request's length; with fewer, fewer rows are sampled at once, and the responses are the same.
     """
 
     block_size: int = Positive
@@ -149,6 +150,7 @@ class Sampler(Section):
     refresh_every: int | None = Field(gt=0)
     refresh_sees: Literal["canvas", "window"] | None
     max_rows: int = Positive
+    cache_tokens: int | None = Field(gt=0)
 
     @property
     def filters(self) -> bool:
@@ -437,6 +439,8 @@ class RlRound(Section):
     masked copies (or pairs of them) of a response, with noise levels or shares in `noise`. prompt_masking: probability of masking a prompt
     token. nodes: points of the quadrature. bound_exponent, bound_share: SPG's upper bound and its share in the mixture. segments: how many
     segments of `shrink` steps are scored. order_weight, order_clip: of the order's term.
+    group_tokens: responses to one prompt share rows of so many tokens and one copy of its whole blocks (block-causal attention), null for
+    a row each: the same losses to rounding.
     phases: what changes inside the round, iteration by iteration (null: nothing). Held-out problems are asked under the round's own keys
     from first to last.
     """
@@ -478,6 +482,7 @@ class RlRound(Section):
     allow_filtered: bool
     reduction: Literal["step", "response", "token", "fixed"]
     micro_batch_tokens: int = Positive
+    group_tokens: int | None = Field(default=None, gt=0)
     save_every: int = Positive
     held_out: HeldOut
     optimizer: Optimizer
@@ -668,7 +673,7 @@ class Compute(Section):
 
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
-    attention: Literal["auto", "sdpa", "flex", "flash"]
+    attention: Literal["auto", "sdpa", "sparse", "flex", "flash"]
     checkpoint_layers: bool
 
 

@@ -1,6 +1,7 @@
 """What doctor counts exactly is exact, and what it estimates moves the right way."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,22 @@ def test_judges_are_listed_and_a_local_one_counts_where_it_is_asked(tmp_path):
     assert rows["local"] == "local: 5 kB"
     assert rows["server"] == "http://127.0.0.1:9/v1 does not answer: ConnectError; THE_KEY is not set"
     assert "not set" not in dict(row[::2] for row in judges(params, tmp_path, {"THE_KEY": "k"}))["server"]
+
+
+def test_the_command_puts_what_a_run_measured_beside_what_was_predicted(tmp_path, capsys):
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params()))
+    (tmp_path / "logs" / "measured").mkdir(parents=True)
+    row = {"peak_bytes": 123_400_000, "forwards": 4321, "tokens": 1, "predicted": 1, "flops": 5_670_000_000_000}
+    (tmp_path / "logs" / "measured" / "sft@short.json").write_text(json.dumps(row))
+    with pytest.raises(SystemExit):
+        main(["doctor", "--params", str(tmp_path / "params.yaml"), "--root", str(tmp_path)])
+    memory, work = (line for line in capsys.readouterr().out.splitlines() if "sft@short" in line)
+    assert "123.4 MB" in memory
+    assert "4,321" in work
+    assert "5.67" in work
+
+
+def test_every_stage_is_predicted_to_pass_something():
+    for need in by_stage(parse_params(tiny_params(), "")).values():
+        assert need.forwards > 0
+        assert need.flops > 1e6

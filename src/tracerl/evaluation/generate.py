@@ -84,6 +84,7 @@ def default_settings(attention: Attention) -> Sampler:
         refresh_every=None,
         refresh_sees=None,
         max_rows=64,
+        cache_tokens=None,
     )
 
 
@@ -207,7 +208,14 @@ def _row(prompt_index: int, sample_index: int, prompt: Prompt, trajectory: Traje
 
 def _run_name(prompts: Sequence[Prompt], settings: Sampler, num_samples: int, seed: int, policy: str, part_size: int) -> str:
     """A hash of all that the responses depend on, and of the size of the parts."""
-    told = [[prompt.ids for prompt in prompts], settings.model_dump(exclude={"max_rows"}), num_samples, seed, policy, part_size]
+    told = [
+        [prompt.ids for prompt in prompts],
+        settings.model_dump(exclude={"max_rows", "cache_tokens"}),
+        num_samples,
+        seed,
+        policy,
+        part_size,
+    ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

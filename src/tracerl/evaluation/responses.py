@@ -161,7 +161,7 @@ def fitting_tasks(
 
 def recorded_settings(settings: Sampler, model: "Transformer | PreTrainedModel") -> dict[str, object]:
     """The sampler's settings as columns of the store."""
-    kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "max_prompt_tokens"})
+    kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "cache_tokens", "max_prompt_tokens"})
     return {
         **kept,
         "cache_mode": cache_mode(model.family.attention, settings) if isinstance(model, Transformer) else "exact",

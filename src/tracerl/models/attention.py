@@ -1,10 +1,12 @@
-"""Attention over what each query sees, in three back ends with the same results to rounding.
+"""Attention over what each query sees, in four back ends with the same results to rounding.
 
 * `sdpa`: `scaled_dot_product_attention` over a boolean mask. The reference; runs everywhere.
+* `sparse`: chunks of queries against the keys that they can see (sparse.py), so that no mask of a whole layout is made. For a CPU.
 * `flex`: FlexAttention, which skips the blocks of a long training layout that nobody sees. CUDA; on a CPU forward passes only.
 * `flash`: flash-attn (extra `flash`), where every query of a row sees the same first keys: a block against its cache, or full attention
-  over right-padded rows, without gradients. Other masks go to `sdpa`.
-* `auto`: on a CPU `sdpa`; on CUDA `flash` where it is installed and the mask allows it, `flex` for long layouts, else `sdpa`.
+  over right-padded rows, without gradients. Other masks go to `sdpa`, as do passes against a cache with `sparse`.
+* `auto`: on a CPU `sparse` for long layouts, else `sdpa`; on CUDA `flash` where it is installed and the mask allows it, `flex` for long
+  layouts, else `sdpa`.
 
 A pass is prepared once (`prepare`) and attended in every layer (`attend`).
 """
@@ -22,9 +24,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from tracerl.errors import ParamsError
 from tracerl.models.masks import CLEAN, PAD, sees, visible
+from tracerl.models.sparse import Chunk, attend_chunks, chunks_of
 
-Backend = Literal["auto", "sdpa", "flex", "flash"]
+Backend = Literal["auto", "sdpa", "sparse", "flex", "flash"]
 _LONG = 256  # tokens of a layout from which skipping blocks of 128 pays
+_LONG_ON_CPU = 1024  # the same for chunks of queries, whose kernels are called one by one
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Visibility:
     """Who sees whom in a pass: blocks and streams of queries int64 [B, Q] and keys int64 [B, K] (masks.py).
 
     themselves: the keys are the queries, and padding sees itself, only because a softmax over nothing is not a number.
+    first_keys, num_keys: every query of a row sees its first keys, int64 [B], of so many, whatever the blocks and streams say.
     """
 
     blocks: torch.Tensor
@@ -39,9 +44,13 @@ class Visibility:
     key_blocks: torch.Tensor
     key_streams: torch.Tensor
     themselves: bool
+    first_keys: torch.Tensor | None = None
+    num_keys: int = 0
 
     def mask(self) -> torch.Tensor:
-        """Bool [B, Q, K]."""
+        """Bool [B, Q, K], or [B, 1, K] where all queries of a row see the same."""
+        if self.first_keys is not None:
+            return (torch.arange(self.num_keys, device=self.blocks.device) < self.first_keys.unsqueeze(1)).unsqueeze(1)
         seen = visible(self.blocks, self.streams, self.key_blocks, self.key_streams)
         if not self.themselves:
             return seen
@@ -49,6 +58,8 @@ class Visibility:
 
     def prefix(self) -> torch.Tensor | None:
         """How many first keys all (unpadded) queries of each row see, int32 [B]; None if they do not see the same first keys."""
+        if self.first_keys is not None:
+            return self.first_keys.to(torch.int32)
         real = self.streams != PAD
         if bool(((self.streams != CLEAN) & real).any()):
             return None
@@ -64,11 +75,14 @@ class Visibility:
         """The same for FlexAttention, in blocks of 128."""
 
         def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            if self.first_keys is not None:
+                return k < self.first_keys[b]
             rule = sees(self.blocks[b, q], self.streams[b, q], self.key_blocks[b, k], self.key_streams[b, k])
             return rule | (q == k) if self.themselves else rule
 
         rows, queries = self.blocks.shape
-        return create_block_mask(seen, rows, None, queries, self.key_blocks.shape[1], device=self.blocks.device)
+        keys = self.key_blocks.shape[1] if self.first_keys is None else self.num_keys
+        return create_block_mask(seen, rows, None, queries, keys, device=self.blocks.device)
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,14 @@ class Prefix:
     lengths: torch.Tensor
 
 
-Prepared = torch.Tensor | BlockMask | Prefix
+@dataclass(frozen=True)
+class Chunks:
+    """Queries in chunks, each with the keys it sees."""
+
+    chunks: list[Chunk]
+
+
+Prepared = torch.Tensor | BlockMask | Prefix | Chunks
 
 
 def check_backend(backend: Backend, device: torch.device) -> None:
@@ -98,14 +119,18 @@ def prepare(seen: Visibility, backend: Backend, dtype: torch.dtype) -> Prepared:
     if backend == "flex" and device.type == "cpu" and gradients:
         raise ParamsError("attention 'flex' has no backward pass on a CPU", where="compute.attention", got=f"device {device}, gradients on",
                           wanted="forward passes only", do="set compute.attention to sdpa or auto")  # fmt: skip
+    if backend == "auto" and device.type == "cpu":
+        backend = "sparse" if seen.themselves and seen.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
     if backend == "auto":
-        backend = "sdpa" if device.type == "cpu" else "flash" if flash_installed() else "flex"
+        backend = "flash" if flash_installed() else "flex"
         if backend == "flex" and not (seen.themselves and seen.blocks.shape[1] >= _LONG):
             backend = "sdpa"
         if backend == "flash" and seen.themselves and gradients and seen.blocks.shape[1] >= _LONG:
             backend = "flex"
     if backend == "flex":
         return seen.blocked()
+    if backend == "sparse" and seen.themselves:
+        return Chunks(chunks_of(seen.blocks.cpu(), seen.streams.cpu()))
     if backend == "flash" and not gradients and dtype in (torch.bfloat16, torch.float16) and (lengths := seen.prefix()) is not None:
         return Prefix(lengths)
     return seen.mask().unsqueeze(1)
@@ -120,12 +145,19 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared
     if isinstance(prepared, BlockMask):
         out: torch.Tensor = _flex(query.device.type)(query, key, value, block_mask=prepared, enable_gqa=groups > 1)
         return out
+    if isinstance(prepared, Chunks):
+        return attend_chunks(query, key, value, prepared.chunks)
     if isinstance(prepared, Prefix):
         from flash_attn import flash_attn_with_kvcache
 
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         seen: torch.Tensor = flash_attn_with_kvcache(query, key, value, cache_seqlens=prepared.lengths, causal=False)
         return seen.transpose(1, 2)
+    batch, heads, length, size = query.shape
+    if prepared.shape[2] == 1:  # all queries see the same keys, so that those of a group of heads can be taken for one another's
+        mask = prepared.expand(-1, -1, groups * length, -1)
+        folded = query.reshape(batch, heads // groups, groups * length, size)
+        return F.scaled_dot_product_attention(folded, key, value, attn_mask=mask).reshape(batch, heads, length, size)
     if groups > 1:
         key = key.repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)

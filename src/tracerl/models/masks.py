@@ -14,6 +14,7 @@ from tracerl.models.families import Attention
 
 PAD = -1
 CLEAN = 0
+COMMON = 1 << 40  # the stream of clean tokens that every document of their row sees (a prompt that several responses share)
 DOCUMENT = 1 << 20  # added to all streams of a row's second document, twice to those of its third, ...
 
 
@@ -44,10 +45,10 @@ def sees(query_block: torch.Tensor, query_stream: torch.Tensor, key_block: torch
     """The rule itself, element by element: whether a query sees a key, bool of the tensors' common shape.
 
     A clean key is seen from its own block on by clean queries and from the next block on by noisy ones; a noisy key is seen by its own
-    block of its own view. Documents of one row see nothing of each other. Padding is seen by nobody (and sees one token, itself, only
-    because a softmax over nothing is not a number).
+    block of its own view. Documents of one row see nothing of each other, but all of them what is common. Padding is seen by nobody (and
+    sees one token, itself, only because a softmax over nothing is not a number).
     """
     same_document = key_stream // DOCUMENT == query_stream // DOCUMENT
-    earlier = (key_stream % DOCUMENT == CLEAN) & same_document & (key_block < query_block)
+    earlier = (((key_stream % DOCUMENT == CLEAN) & same_document) | (key_stream == COMMON)) & (key_block < query_block)
     own = (key_stream == query_stream) & (key_block == query_block)
     return (earlier | own) & (key_stream != PAD) & (query_stream != PAD)

@@ -45,6 +45,8 @@ class Layout:
     """Where the tokens of a forward pass stand: all int64 [B, L] (masks.py explains blocks and streams).
 
     key_blocks, key_streams: int64 [B, K], those of the keys where they are not the queries themselves (a cached pass).
+    first_keys: int64 [B], of a pass in which every query of a row sees its first keys out of `num_keys`, and nothing else: then blocks and
+        streams say nothing.
 
     Example, block size 2, two clean blocks and one noisy view of the second:
         positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
@@ -55,14 +57,19 @@ class Layout:
     streams: torch.Tensor
     key_blocks: torch.Tensor | None = None
     key_streams: torch.Tensor | None = None
+    first_keys: torch.Tensor | None = None
+    num_keys: int = 0
 
     def to(self, device: torch.device) -> "Layout":
         """The same on another device."""
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if getattr(self, f.name) is not None}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
         return Layout(**moved)
 
     def visibility(self) -> Visibility:
         """Who sees whom."""
+        if self.first_keys is not None:
+            return Visibility(self.blocks, self.streams, self.blocks, self.streams, False, self.first_keys, self.num_keys)
         if self.key_blocks is not None and self.key_streams is not None:
             return Visibility(self.blocks, self.streams, self.key_blocks, self.key_streams, themselves=False)
         return Visibility(self.blocks, self.streams, self.blocks, self.streams, themselves=True)
@@ -82,10 +89,10 @@ class KeyValueCache:
         self.keys = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
         self.values = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
 
-    def move_row(self, source: int, target: int) -> None:
-        """Copies one row over another (the sampler keeps its live rows together)."""
+    def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
+        """Copies the first `length` columns of rows over those of others, all at once; int64 [N] each."""
         for tensor in (*self.keys, *self.values):
-            tensor[target] = tensor[source]
+            tensor[targets, :length] = tensor[sources, :length]
 
 
 @dataclass(frozen=True)

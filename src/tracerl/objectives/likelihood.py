@@ -1,26 +1,38 @@
 """What a model says about the tokens that views predict, and about the order in which they were committed.
 
-One forward pass, the LM head only where something is predicted or, for the order, competed.
+One forward pass, the LM head only where something is predicted or, for the order, competed, and never over more of those than fit a table
+of logits of a fixed size.
 """
 
+from collections.abc import Callable
+
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tracerl.models.transformer import Transformer
 from tracerl.types import Views
 
+LOGITS_AT_ONCE = 1 << 24  # numbers in a table of logits: 64 MB in float32
+
 
 def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their rivals if the order is scored; float32 or wider."""
+    return _logits(model, predicted_hidden(model, views))
+
+
+def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
+    """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their rivals if the order is scored."""
     device = model.device
     hidden = model(views.input_ids.to(device), views.layout.to(device))
     at = views if views.rivals is None else views.rivals
-    logits = model.logits(hidden[at.row.to(device), at.column.to(device)])
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    chosen: torch.Tensor = hidden[at.row.to(device), at.column.to(device)]
+    return chosen
 
 
 def token_logprobs(model: Transformer, views: Views, temperature: float) -> torch.Tensor:
     """log softmax(logits / temperature) of each predicted token's target, [T], in the order of `views`."""
-    return _of_targets(predicted_logits(model, views), views, temperature)
+    targets = views.targets.to(model.device)
+    return _in_parts(model, predicted_hidden(model, views), targets, lambda logits, ids: _of_targets(logits, ids, temperature))
 
 
 def token_and_order_logprobs(
@@ -34,10 +46,15 @@ def token_and_order_logprobs(
     """
     rivals = views.rivals
     assert rivals is not None, "views of a method that scores the order"
-    logits = predicted_logits(model, views)
-    scores = (logits if order_score == "max_logit" else logits.log_softmax(-1)).amax(-1) / order_temperature
-    tokens = _of_targets(logits[rivals.chosen.to(logits.device)], views, temperature)
-    return tokens, plackett_luce_logprobs(scores, rivals.contest, rivals.place)[rivals.chosen.to(logits.device)]
+    hidden, chosen = predicted_hidden(model, views), rivals.chosen.to(model.device)
+    targets = torch.zeros(len(hidden), dtype=torch.int64, device=model.device).index_put((chosen,), views.targets.to(model.device))
+
+    def both(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        scores = (logits if order_score == "max_logit" else logits.log_softmax(-1)).amax(-1) / order_temperature
+        return torch.stack([_of_targets(logits, ids, temperature), scores], dim=-1)
+
+    tokens, scores = _in_parts(model, hidden, targets, both).unbind(-1)
+    return tokens[chosen], plackett_luce_logprobs(scores, rivals.contest, rivals.place)[chosen]
 
 
 def plackett_luce_logprobs(scores: torch.Tensor, contest: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -50,6 +67,25 @@ def plackett_luce_logprobs(scores: torch.Tensor, contest: torch.Tensor, place: t
     return scores - left[numbers, place]
 
 
-def _of_targets(logits: torch.Tensor, views: Views, temperature: float) -> torch.Tensor:
-    logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs.gather(-1, views.targets.to(logprobs.device).unsqueeze(-1)).squeeze(-1)
+def _in_parts(
+    model: Transformer, hidden: torch.Tensor, targets: torch.Tensor, read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """`read` of logits and targets, [T, ...], the logits made in parts of at most `LOGITS_AT_ONCE` numbers and again for the gradient."""
+    size = max(1, LOGITS_AT_ONCE // model.architecture.vocab_size)
+    if len(hidden) <= size:
+        return read(_logits(model, hidden), targets)
+
+    def part(some: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return read(_logits(model, some), ids)
+
+    pairs = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+    return torch.cat([checkpoint(part, some, ids, use_reentrant=False) for some, ids in pairs])
+
+
+def _logits(model: Transformer, hidden: torch.Tensor) -> torch.Tensor:
+    logits = model.logits(hidden)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _of_targets(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
+    return (logits / temperature).log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -19,7 +19,7 @@ import torch
 
 from tracerl.errors import DataError
 from tracerl.models.families import Family
-from tracerl.models.masks import CLEAN, DOCUMENT, PAD, block_starts_after
+from tracerl.models.masks import CLEAN, COMMON, DOCUMENT, PAD, block_starts_after
 from tracerl.models.transformer import Layout, predictor_positions
 from tracerl.types import Rivals, Trajectory, Views
 
@@ -267,6 +267,16 @@ class _Row:
     def restricted(self, chosen: npt.NDArray[np.bool_]) -> "_Row":
         return replace(self, columns=self.columns[chosen], tokens=self.tokens[chosen], views=self.views[chosen])
 
+    def sharing(self, length: int) -> "_Row":
+        """The row with its first tokens seen by everyone in it."""
+        streams = np.where(np.arange(len(self.streams)) < length, COMMON, self.streams)
+        return replace(self, streams=streams)
+
+    def without(self, length: int) -> "_Row":
+        """The row without its first tokens, none of which is predicted."""
+        names = ("ids", "positions", "blocks", "streams")
+        return replace(self, columns=self.columns - length, **{name: getattr(self, name)[length:] for name in names})
+
 
 def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, family: Family) -> int:
     """Tokens that this trajectory's rows will have together (for packing micro-batches)."""
@@ -279,15 +289,59 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
     return canvas + block_size * sum(len(np.unique(blocks[states == PREDICTED])) for states in plan.states)
 
 
+def row_bundles(
+    trajectories: Sequence[Trajectory], plans: Sequence[Plan], block_size: int, family: Family, group_tokens: int
+) -> tuple[list[list[int]], list[int]]:
+    """Indices of neighbours whose rows `build_views` will join, and the tokens of each of those rows (for packing micro-batches)."""
+    lengths = [num_layout_tokens(t, p, block_size, family) for t, p in zip(trajectories, plans, strict=True)]
+    prompts = [_shareable(t, p, block_size, family) for t, p in zip(trajectories, plans, strict=True)]
+    bundles: list[list[int]] = []
+    totals: list[int] = []
+    for index, joins in enumerate(_joins(lengths, prompts, group_tokens)):
+        if joins:
+            bundles[-1].append(index)
+            totals[-1] += lengths[index] - len(prompts[index])
+        else:
+            bundles.append([index])
+            totals.append(lengths[index])
+    return bundles, totals
+
+
+def _shareable(trajectory: Trajectory, plan: Plan, block_size: int, family: Family) -> npt.NDArray[np.int32]:
+    """The prompt tokens whose hidden states are the same for every response: its whole blocks, where attention is block-causal."""
+    alone = family.attention == "full" or plan.causal or plan.masked_prompt is not None
+    return trajectory.prompt_ids[: 0 if alone else len(trajectory.prompt_ids) // block_size * block_size]
+
+
+def _joins(lengths: list[int], prompts: Sequence[npt.NDArray[np.int32]] | None, most: int) -> list[bool]:
+    """Whether each row joins the one before it in rows of at most so many tokens. prompts: only rows that begin with the same shareable
+    prompt join, and they hold it once."""
+    joins, total = [False] * len(lengths), 0
+    for i, length in enumerate(lengths):
+        more = length if prompts is None else length - len(prompts[i])
+        alike = prompts is None or (len(prompts[i]) > 0 and np.array_equal(prompts[i], prompts[i - 1]))
+        joins[i] = i > 0 and alike and total + more <= most
+        total = total + more if joins[i] else length
+    return joins
+
+
 def build_views(
-    trajectories: Sequence[Trajectory], plans: Sequence[Plan], block_size: int, family: Family, mask_id: int, row_tokens: int = 0
+    trajectories: Sequence[Trajectory],
+    plans: Sequence[Plan],
+    block_size: int,
+    family: Family,
+    mask_id: int,
+    row_tokens: int = 0,
+    group_tokens: int = 0,
 ) -> Views:
     """Lays plans out for one forward pass. Rows are right-padded; `source` counts the given trajectories.
 
     row_tokens: neighbouring rows are put into one as long as it holds no more tokens than that, as documents that do not see each other.
+    group_tokens: the same for neighbours with one prompt only, which then share one copy of its whole blocks (block-causal attention).
     """
     lay_out = _full_rows if family.attention == "full" else _block_rows
     rows: list[_Row] = []
+    prompts: list[npt.NDArray[np.int32]] = []
     row_of, source, group, weight, targets = [], [], [], [], []
     rivals: list[tuple[npt.NDArray[np.int64], ...]] = []
     num_groups = 0
@@ -301,6 +355,7 @@ def build_views(
             if plan.order is not None:
                 rivals.append(_contests(everyone, contest, plan.order, scored, len(rows), sum(len(part[0]) for part in rivals)))
             row = everyone.restricted(scored)
+            prompts.append(_shareable(trajectory, plan, block_size, family))
             row_of.append(np.full(len(row.tokens), len(rows)))
             rows.append(row)
             source.append(np.full(len(row.tokens), index))
@@ -308,7 +363,14 @@ def build_views(
             targets.append(trajectory.response_ids[row.tokens].astype(np.int64))
             group.append(contest[scored])
             num_groups += int(local.max(initial=-1)) + 1
-    row_at, offset, document = _places([len(row.ids) for row in rows], row_tokens)
+    lengths = [len(row.ids) for row in rows]
+    joins = _joins(lengths, prompts, group_tokens) if group_tokens else _joins(lengths, None, row_tokens)
+    dropped = np.array(
+        [len(prompt) if group_tokens and joined else 0 for prompt, joined in zip(prompts, joins, strict=True)], dtype=np.int64
+    )
+    if group_tokens:
+        rows = [row.without(n) if n else row.sharing(len(prompt)) for row, prompt, n in zip(rows, prompts, dropped, strict=True)]
+    row_at, offset, document = _places([len(row.ids) for row in rows], joins)
     width = max((int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=0)
 
     def padded(name: str, fill: int, step: int = 0) -> torch.Tensor:
@@ -332,18 +394,22 @@ def build_views(
         token=flat([row.tokens for row in rows]),
         group=flat(group),
         weight=torch.from_numpy(np.concatenate(weight).astype(np.float32)) if weight else torch.zeros(0),
-        rivals=Rivals(*(flat(list(part)) for part in zip(*rivals, strict=True))) if rivals else None,
+        rivals=_placed(Rivals(*(flat(list(part)) for part in zip(*rivals, strict=True))), row_at, offset - dropped) if rivals else None,
     )
 
 
-def _places(lengths: list[int], row_tokens: int) -> tuple[npt.NDArray[np.int64], ...]:
-    """Row, first column and number in the row of each of some rows when neighbours share a row of up to `row_tokens` tokens."""
+def _placed(rivals: Rivals, row_at: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]) -> Rivals:
+    """Rivals counted by row and its own columns, where those rows ended up."""
+    return replace(rivals, row=torch.from_numpy(row_at)[rivals.row], column=rivals.column + torch.from_numpy(shift)[rivals.row])
+
+
+def _places(lengths: list[int], joins: list[bool]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Row, first column and number in the row of each of some rows, of which some join the row of the one before them."""
     places: list[tuple[int, int, int]] = []
     end = 0
-    for length in lengths:
+    for length, joined in zip(lengths, joins, strict=True):
         row, _, number = places[-1] if places else (-1, 0, 0)
-        shared = bool(places) and end + length <= row_tokens
-        places.append((row, end, number + 1) if shared else (row + 1, 0, 0))
+        places.append((row, end, number + 1) if joined else (row + 1, 0, 0))
         end = places[-1][1] + length
     row_at, offset, document = np.array(places, dtype=np.int64).reshape(-1, 3).T
     return row_at.copy(), offset, document

@@ -1,13 +1,18 @@
 """What this machine has, and what a params file will need of it before anything is launched.
 
 Parameters, optimizer state and key/value caches are counted exactly; activations and logits are estimated from what a pass keeps, so a
-total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is not in it.
+total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is not in it, nor what Python and its libraries take.
+
+Forwards and FLOPs (models/cost.py) are those of a run in which everything is as large as its limits allow: every prompt and response as
+long as they may be, one token a step where the order is dynamic, every sampled group needed. A run takes less, and stages write down how
+much (`measured`).
 """
 
+import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,6 +26,8 @@ from tracerl.models.lora import Adapters, add_adapters
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, empty_model
+from tracerl.objectives.likelihood import LOGITS_AT_ONCE
+from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
 from tracerl.rewards.judge_server import server_state
 from tracerl.sampling.sampler import cache_mode
 
@@ -32,12 +39,16 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes a stage needs at its peak. state: gradients and optimizer moments. passes: activations, logits and caches."""
+    """Bytes a stage needs at its peak. state: gradients and optimizer moments. passes: activations, logits and caches.
+
+    forwards, flops: of all its passes, at most."""
 
     stage: str
     weights: int
     state: int
     passes: int
+    forwards: int = 0
+    flops: float = 0.0
 
     @property
     def total(self) -> int:
@@ -93,6 +104,11 @@ def needs(params: Params, root: Path) -> list[Need]:
     return list(_needs(params, root, *_shape(params, root)))
 
 
+def measured(root: Path) -> dict[str, dict[str, int]]:
+    """By stage, what the last run of each wrote down: peak_bytes of the process, forwards, tokens, predicted, flops."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted((root / "logs" / "measured").glob("*.json"))}
+
+
 def readable(size: int) -> str:
     """Bytes in the unit that suits them."""
     for unit, power in (("GB", 1e9), ("MB", 1e6)):
@@ -102,6 +118,31 @@ def readable(size: int) -> str:
 
 
 def _needs(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
+    """The stages' needs, in their order."""
+    for need in _memory(params, root, arch, dtype):
+        work = _work(params, need.stage, arch)
+        yield replace(need, forwards=work.forwards, flops=work.flops)
+
+
+def _work(params: Params, stage: str, arch: Architecture) -> Work:
+    """The passes of a stage."""
+    kind, _, name = stage.partition("@")
+    if kind == "base":
+        return sft_work(params.base.train, arch) if params.base.path is None else Work()
+    if kind == "sft":
+        return sft_work(params.sft[name], arch)
+    if kind == "rl":
+        return max((rl_work(one, arch) for one in params.rl[name].stretches), key=lambda work: work.flops)
+    if kind == "evaluate":
+        one, common = params.evaluate[name], params.evaluation
+        count = len(one.tasks) * common.num_problems * common.num_samples
+        return sum((sampling_work(one.sampler, arch, count, mode) for mode in common.remasking), Work())
+    traces = params.traces
+    own = sampling_work(traces.sampler, arch, sum(traces.rollouts.values()) * traces.group_size)
+    return own + preferred_work(traces, arch)
+
+
+def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
     weights = _num_parameters(arch, None) * dtype.itemsize
     if params.base.path is None:
         yield _training("base", params.base.train, None, arch, dtype)
@@ -155,8 +196,8 @@ def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
 
 def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
     """All parameters, or with `lora` those that are trained."""
+    model = empty_model(arch)
     with torch.device("meta"):
-        model = empty_model(arch)
         if lora is not None:
             add_adapters(model, Adapters(lora, Path(), ""))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -175,7 +216,8 @@ def _training(stage: str, settings: Training | RlRound, lora: Lora | None, arch:
     trained, whole = _num_parameters(arch, lora), _num_parameters(arch, None)
     weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize
     tokens = settings.micro_batch_tokens
-    logits = tokens * arch.vocab_size * 4 * 3  # float32 logits, their log-softmax and its gradient, were every token predicted
+    # float32 logits, their log-softmax and its gradient, were every token predicted, in parts
+    logits = min(tokens * arch.vocab_size, LOGITS_AT_ONCE) * 4 * 3
     return Need(stage, weights, 3 * trained * dtype.itemsize, tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits)
 
 
@@ -189,10 +231,11 @@ def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
     """Keys and values of all rows, or the activations of whole canvases without a cache; and the distributions tokens are drawn from."""
     length = settings.max_prompt_tokens + settings.max_new_tokens
     cached = cache_mode(FAMILIES[arch.family].attention, settings) != "none"
-    passed = settings.max_rows * (settings.block_size if cached else length)
+    rows = settings.max_rows if not cached or settings.cache_tokens is None else min(settings.max_rows, settings.cache_tokens // length)
+    passed = rows * (settings.block_size if cached else length)
     one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
-    keys = settings.max_rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0
-    distributions = settings.max_rows * settings.block_size * arch.vocab_size * (3 * 4 + 2 * 8)
+    keys = rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0
+    distributions = rows * settings.block_size * arch.vocab_size * (3 * 4 + 2 * 8)
     return one_layer + keys + distributions
 
 

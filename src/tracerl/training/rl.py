@@ -38,7 +38,7 @@ from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import group_advantages, keeps_group, outcome_rewards
 from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, response_mean
 from tracerl.objectives.methods import METHODS, Method, Units, estimates, given, num_units, scores, unit_weights, units_of
-from tracerl.objectives.views import Plan, build_views, num_layout_tokens, trace_steps
+from tracerl.objectives.views import Plan, build_views, row_bundles, trace_steps
 from tracerl.rewards.parts import is_graded
 from tracerl.seeds import generator_for
 from tracerl.store.files import write_rollouts
@@ -332,13 +332,15 @@ class _Round:
         """Views, units, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use."""
         settings, family, size, method = self.settings, self.model.family, self.settings.train_block_size, self.method
         plans = [self._plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
-        lengths = [num_layout_tokens(t, p, size, family) for t, p in zip(batch.trajectories, plans, strict=True)]
+        together = settings.group_tokens or 0
+        bundles, lengths = row_bundles(batch.trajectories, plans, size, family, together)
         tokens = sum(num_units(method, p, t) for p, t in zip(plans, batch.trajectories, strict=True))
         divisor = denominator(settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens)
         prepared = []
-        for indices, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
-            chosen = [batch.trajectories[i] for i in indices]
-            views = build_views(chosen, [plans[i] for i in indices], size, family, self.tokenizer.mask_id)
+        for packing, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
+            indices = [i for bundle in packing for i in bundles[bundle]]
+            chosen, shown = [batch.trajectories[i] for i in indices], [plans[i] for i in indices]
+            views = build_views(chosen, shown, size, family, self.tokenizer.mask_id, group_tokens=together)
             units = units_of(method, views, [trajectory.num_tokens for trajectory in chosen])
             weights = unit_weights(settings.reduction, units, divisor).to(self.model.device) * counts
             starts = torch.tensor(np.cumsum([0, *(len(t.response_ids) for t in chosen)])[:-1])

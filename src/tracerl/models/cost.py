@@ -1,0 +1,59 @@
+"""What passes cost: floating-point operations of the products with weights, counted by hand and as they happen.
+
+Attention over keys is not counted (as in the usual model FLOP utilisation; at 2,000 keys it adds some 15% to a 4B model), nor are norms,
+softmaxes and draws. A multiply-add is two operations; a backward pass costs twice its forward pass.
+"""
+
+import resource
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tracerl.models.transformer import Architecture, Transformer
+
+
+def layer_flops(arch: Architecture) -> int:
+    """Of one token through all layers, forwards."""
+    heads = 2 * (arch.num_heads + arch.num_kv_heads) * arch.head_dim
+    return 2 * arch.num_layers * arch.hidden_size * (heads + 3 * arch.intermediate_size)
+
+
+def head_flops(arch: Architecture) -> int:
+    """Of one position through the LM head, forwards."""
+    return 2 * arch.hidden_size * arch.vocab_size
+
+
+@dataclass
+class Meter:
+    """Counts the passes of the models that `watch` is given. forwards, tokens: passes, and positions they held, padding included.
+    predicted: positions the LM head was applied to. flops: of all of it, those with a gradient three times."""
+
+    forwards: int = 0
+    tokens: int = 0
+    predicted: int = 0
+    flops: int = 0
+
+    def watch(self, model: Transformer) -> None:
+        """Counts this model's passes from now on."""
+        per_token, per_position = layer_flops(model.architecture), head_flops(model.architecture)
+
+        def passed(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            self.forwards += 1
+            self.tokens += arguments[0].numel()
+            self.flops += per_token * arguments[0].numel() * (3 if torch.is_grad_enabled() else 1)
+
+        def predicted(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+            positions = arguments[0].numel() // arguments[0].shape[-1]
+            self.predicted += positions
+            self.flops += per_position * positions * (3 if torch.is_grad_enabled() else 1)
+
+        model.register_forward_pre_hook(passed)
+        model.lm_head.register_forward_pre_hook(predicted)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes this process has held: on its CUDA device, or in all."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
