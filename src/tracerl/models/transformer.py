@@ -18,6 +18,7 @@ from tracerl.models.families import FAMILIES, Family
 
 if TYPE_CHECKING:
     from tracerl.models.lora import Adapters
+    from tracerl.models.order import OrderModule
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class Transformer(nn.Module):
     """The backbone and its LM head.
 
     published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). adapters: what its low-rank
-    adapters are, if it has any (lora.py).
+    adapters are, if it has any (lora.py). order: its order module, if it has one (order.py).
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -197,6 +198,7 @@ class Transformer(nn.Module):
         self.published_config: dict[str, Any] = {}
         self.attention: Backend = "auto"
         self.adapters: Adapters | None = None
+        self.order: OrderModule | None = None
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()

@@ -11,10 +11,19 @@ from tracerl.types import Views
 
 def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their rivals if the order is scored; float32 or wider."""
+    return _wide_logits(model, _read(model, views))
+
+
+def _read(model: Transformer, views: Views) -> torch.Tensor:
+    """Hidden states [T, hidden] that predict the tokens of `views`, or [C, hidden] those of their rivals."""
     device = model.device
-    hidden = model(views.input_ids.to(device), views.layout.to(device))
+    hidden: torch.Tensor = model(views.input_ids.to(device), views.layout.to(device))
     at = views if views.rivals is None else views.rivals
-    logits = model.logits(hidden[at.row.to(device), at.column.to(device)])
+    return hidden[at.row.to(device), at.column.to(device)]
+
+
+def _wide_logits(model: Transformer, hidden: torch.Tensor) -> torch.Tensor:
+    logits = model.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -30,12 +39,18 @@ def token_and_order_logprobs(
 
     The second is Plackett-Luce (mask-aware policy gradients, section 3.1): v_u / tau minus the logsumexp of v / tau over the positions that
     were still masked and selectable when it was chosen, from one forward. v is the largest logit of a position ("max_logit", the paper) or
-    its largest log-probability ("max_logprob", which adding a constant to the logits of a position cannot change). A forced choice has 0.
+    its largest log-probability ("max_logprob", which adding a constant to the logits of a position cannot change), or what the model's
+    order module says of it ("module"). A forced choice has 0.
     """
     rivals = views.rivals
     assert rivals is not None, "views of a method that scores the order"
-    logits = predicted_logits(model, views)
-    scores = (logits if order_score == "max_logit" else logits.log_softmax(-1)).amax(-1) / order_temperature
+    hidden = _read(model, views)
+    logits = _wide_logits(model, hidden)
+    if order_score == "module" and model.order is not None:
+        values = model.order(hidden)
+    else:
+        values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).amax(-1)
+    scores = values / order_temperature
     tokens = _of_targets(logits[rivals.chosen.to(logits.device)], views, temperature)
     return tokens, plackett_luce_logprobs(scores, rivals.contest, rivals.place)[rivals.chosen.to(logits.device)]
 

@@ -64,7 +64,7 @@ def sample(
     """One trajectory per request, in the order of the requests.
 
     `on_done` is told how many rows have just finished, `on_commit` what a step has committed.
-    Raises DataError for an empty prompt, an id outside the vocabulary, or a cache that the family cannot have.
+    Raises DataError for an empty prompt, an id outside the vocabulary, or a cache or an order module that the model cannot have.
     """
     _check(model, requests, settings)
     slots = _Slots(model, end_ids, requests, settings)
@@ -90,6 +90,9 @@ def _check(model: Transformer, requests: Sequence[Request], settings: Sampler) -
     if settings.approximate and model.family.attention != "full":
         raise DataError("the cache does not fit the model", where=f"sampler.cache, family {model.family.name}", got=settings.cache,
                         wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one")  # fmt: skip
+    if settings.remasking == "plackett_luce" and settings.order_score == "module" and model.order is None:
+        raise DataError("the checkpoint has no order module", where="sampler.order_score", got="module",
+                        wanted="max_logit, max_logprob, or the checkpoint of a mask_aware round with this order_score")  # fmt: skip
     check_prompts(requests, model.architecture.vocab_size)
 
 
@@ -119,6 +122,7 @@ class _Slots:
         ]
         self.size = min(settings.max_rows, max(len(requests), 1))
         width = max(self.limit, default=self.block_size)
+        self.ordering = settings.remasking == "plackett_luce" and settings.order_score == "module"
         self._cut = settings.refresh_sees == "window"
         self.worlds = range(2 if settings.guidance else 1)
         self.caches = [KeyValueCache(model, self.size, width) for _ in self.worlds] if self.mode != "none" else []
@@ -295,7 +299,8 @@ class _Slots:
         logits = self.model.logits(hidden[0][at])
         if self.settings.guidance:
             logits = guided(logits, self.model.logits(hidden[1][at]), self.settings.guidance)
-        return draw(logits, uniforms(self.key[rows], counters), self.settings).scattered(at, live.shape)
+        order = self.model.order(hidden[0][at]) if self.ordering and self.model.order is not None else None
+        return draw(logits, uniforms(self.key[rows], counters), self.settings, order).scattered(at, live.shape)
 
     def _commit(self, drawn: Drawn, masked: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
         """Chooses which drawn tokens to commit, bool [n, K], and records a drawn order."""
