@@ -10,6 +10,7 @@ from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks, opening_ids
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
+from tracerl.models.order import fit_order_module
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
@@ -30,7 +31,10 @@ def main(name: str) -> None:
     space = context.workspace(stage, params, settings, [start, *files.values()])
 
     def initial() -> tuple[Transformer, Tokenizer]:
-        return load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+        model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+        if any(one.sampler.order_score == "module" for one in settings.stretches):
+            fit_order_module(model, generator_for(params.seed, stage, "order"))
+        return model, tokenizer
 
     model, tokenizer = initial()
     reference = initial()[0] if settings.kl_to != "iteration" else None

@@ -395,6 +395,7 @@ def with_method(**changes: Any) -> Any:
         ({"method": "espo", "copies": 1, "noise": [0.0, 1.0], "ratio": "sequence"}, ["kl 'k3' is the exponential of a whole response's"]),
         ({"method": "wd1", "prompt_masking": 0.1, "ratio": "none"}, ["set kl to 'k2', or kl_weight to 0.0"]),
         ({"ratio": "response"}, ["rl.short.ratio"]),
+        ({"sampler": {**DATA["rl"]["short"]["sampler"], "order_score": "modul"}}, ["rl.short.sampler.order_score"]),
         ({"num_pad": -1}, ["rl.short.num_pad"]),
     ],
 )

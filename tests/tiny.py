@@ -10,6 +10,7 @@ import torch
 
 from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
+from tracerl.models.order import fit_order_module
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
@@ -66,6 +67,16 @@ def sharp_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 1, 
             elif "q_proj" in name or "o_proj" in name or "v_proj" in name:
                 parameter.mul_(2.0)
     return model.to(dtype).eval()
+
+
+def with_order_module(model: Transformer) -> Transformer:
+    """The model with an order module that prefers some positions to others by nats."""
+    fit_order_module(model, generator_for(1, "order"))
+    assert model.order is not None
+    with torch.no_grad():
+        drawn = generator_for(2, "order").normal(0.0, 1.0, tuple(model.order.score.weight.shape))
+        model.order.score.weight.copy_(torch.from_numpy(drawn))
+    return model
 
 
 def tiny_sampler(**changes: Any) -> Sampler:

@@ -118,7 +118,8 @@ class Sampler(Section):
     max_new_tokens: response limit, rounded up to whole blocks. max_prompt_tokens: tasks with a longer prompt are left out and counted.
     max_rows: responses sampled at once. opening: text the response is made to begin with ("<think>"), "" for none.
     steps_per_block, schedule: tokens per step of static, sequential and plackett_luce: spread evenly, or as Dream's noise levels say.
-    threshold: of dynamic. entropy_bound: of entropy, nats. order_temperature, order_score: of plackett_luce.
+    threshold: of dynamic. entropy_bound: of entropy, nats. order_temperature, order_score: of plackett_luce;
+    "module" is the checkpoint's order module (models/order.py).
     confidence, confidence_of: what ranks positions (sampling/drawing.py). temperature 0 takes the most likely token.
     top_k 0, top_p 1 and guidance 0 are off.
     cache: "exact" keeps committed keys where that changes nothing (block-causal families) and nothing elsewhere; "prefix", "dual" and
@@ -135,7 +136,7 @@ class Sampler(Section):
     threshold: float
     entropy_bound: float | None = Field(ge=0.0)
     order_temperature: float | None = Field(gt=0.0)
-    order_score: Literal["max_logit", "max_logprob"] | None
+    order_score: Literal["max_logit", "max_logprob", "module"] | None
     confidence: Literal["raw", "tempered", "filtered", "margin", "neg_entropy"]
     confidence_of: Literal["drawn", "max"]
     temperature: float = Field(ge=0.0)

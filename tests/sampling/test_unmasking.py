@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny import END_IDS, MASK_ID, SAMPLERS, chi_square_z, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import END_IDS, MASK_ID, SAMPLERS, chi_square_z, sharp_model, tiny_requests, tiny_sampler, with_order_module
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, attention_blocks
 from tracerl.models.transformer import Layout, predictor_positions
@@ -145,12 +145,13 @@ def test_the_extreme_uniform_numbers_keep_an_order():
     assert values[0, 0] < values[0, 1]
 
 
-@pytest.mark.parametrize("order_score", ["max_logit", "max_logprob"])
+@pytest.mark.parametrize("order_score", ["max_logit", "max_logprob", "module"])
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
 @torch.no_grad()
 def test_a_recorded_order_replays(family, cache, order_score):
     """From one pass over the canvas before each step: scores at all masked positions of the live block, then the formula."""
-    model = sharp_model(family, torch.float64)
+    model = with_order_module(sharp_model(family, torch.float64))
+    assert model.order is not None
     settings_ = tiny_sampler(remasking="plackett_luce", steps_per_block=2, cache=cache, order_score=order_score, temperature=0.7)
     for trajectory in sample(model, END_IDS, tiny_requests([5, 8, 3]), settings_):
         assert trajectory.order_in_step is not None
@@ -171,8 +172,10 @@ def test_a_recorded_order_replays(family, cache, order_score):
             positions = torch.arange(length)[None]
             blocks = attention_blocks(positions, 4, model.family.attention)
             hidden = model(canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN))[0]
-            logits = model.logits(hidden[predictor_positions(prompt + torch.tensor(open_), model.family)])
-            values = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values / 0.5
+            hidden = hidden[predictor_positions(prompt + torch.tensor(open_), model.family)]
+            logits = model.logits(hidden)
+            largest = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values
+            values = (model.order(hidden) if order_score == "module" else largest) / 0.5
             scores = dict(zip(open_, values.tolist(), strict=True))
             for token in map(int, mine):
                 wanted = scores[token] - np.log(sum(np.exp(v) for v in scores.values()))

@@ -26,6 +26,7 @@ from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.attention import check_backend
 from tracerl.models.families import published_name
 from tracerl.models.lora import Adapters, adapter_config, adapter_state, add_adapters, fit_adapters, load_adapter_state, settings_of
+from tracerl.models.order import load_order_module, save_order_module
 from tracerl.models.published_config import architecture_of, config_of, family_of, read_config, read_json
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
 from tracerl.models.transformer import Transformer, empty_model
@@ -48,6 +49,7 @@ def save_checkpoint(
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(directory)
+    save_order_module(model, directory)
     if model.adapters is not None:
         base = os.path.relpath(model.adapters.base, place or directory)
         (directory / _ADAPTER_CONFIG).write_text(json.dumps(adapter_config(model, base), indent=2, sort_keys=True) + "\n")
@@ -88,6 +90,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
                                   do="correct the path, or merge with tracerl export --model BASE --merge-lora DIR")  # fmt: skip
         model, tokenizer = load_checkpoint(base, compute.model_copy(update={"dtype": "stored"}), token_ids)
         apply_adapter(model, directory, base)
+        load_order_module(model, directory)
         return placed(model, compute).eval(), tokenizer
     device = device_of(compute)
     config = read_config(directory)
@@ -114,6 +117,7 @@ def load_checkpoint(directory: Path, compute: Compute | None = None, token_ids: 
     model.published_config = {**config, family.config_keys["mask_id"]: tokenizer.mask_id} if replaced else config
     model.tie()
     _fill(model, directory)
+    load_order_module(model, directory)
     return model.eval(), tokenizer
 
 
@@ -162,7 +166,11 @@ def placed(model: Transformer, compute: Compute) -> Transformer:
 def published_state(model: Transformer) -> dict[str, torch.Tensor]:
     """Parameters under their published names, contiguous, without the head if it is tied to the embeddings."""
     skip = {"lm_head.weight"} if model.architecture.tie_embeddings else set()
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in skip and ".lora_" not in name}
+    own = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if name not in skip and ".lora_" not in name and not name.startswith("order.")
+    }
     return {published_name(name, model.family): tensor.detach().contiguous() for name, tensor in own.items()}
 
 

@@ -20,6 +20,7 @@ from tracerl.models.families import FAMILIES, Family
 
 if TYPE_CHECKING:
     from tracerl.models.lora import Adapters
+    from tracerl.models.order import OrderModule
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Transformer(nn.Module):
     """The backbone and its LM head.
 
     published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). checkpoint_layers: see
-    config.Compute. adapters: what its low-rank adapters are, if it has any (lora.py).
+    config.Compute. adapters: what its low-rank adapters are, if it has any (lora.py). order: its order module, if it has one (order.py).
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -207,6 +208,7 @@ class Transformer(nn.Module):
         self.attention: Backend = "auto"
         self.checkpoint_layers = False
         self.adapters: Adapters | None = None
+        self.order: OrderModule | None = None
         self.model = Backbone(architecture, self.family)
         self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()

@@ -26,6 +26,7 @@ class ValueModel(nn.Module):
         super().__init__()
         self.transformer = copy.deepcopy(policy)
         self.transformer.lm_head = nn.Identity()  # type: ignore[assignment]
+        self.transformer.order = None
         weight = policy.model.embed_tokens.weight
         self.value_head = nn.Linear(policy.architecture.hidden_size, 1, device=weight.device, dtype=weight.dtype)
         nn.init.zeros_(self.value_head.weight)

@@ -23,7 +23,7 @@ def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
 def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
     """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their rivals if the order is scored."""
     device = model.device
-    hidden = model(views.input_ids.to(device), views.layout.to(device))
+    hidden: torch.Tensor = model(views.input_ids.to(device), views.layout.to(device))
     at = views if views.rivals is None else views.rivals
     chosen: torch.Tensor = hidden[at.row.to(device), at.column.to(device)]
     return chosen
@@ -42,7 +42,8 @@ def token_and_order_logprobs(
 
     The second is Plackett-Luce (mask-aware policy gradients, section 3.1): v_u / tau minus the logsumexp of v / tau over the positions that
     were still masked and selectable when it was chosen, from one forward. v is the largest logit of a position ("max_logit", the paper) or
-    its largest log-probability ("max_logprob", which adding a constant to the logits of a position cannot change). A forced choice has 0.
+    its largest log-probability ("max_logprob", which adding a constant to the logits of a position cannot change), or what the model's
+    order module says of it ("module"). A forced choice has 0.
     """
     rivals = views.rivals
     assert rivals is not None, "views of a method that scores the order"
@@ -54,6 +55,8 @@ def token_and_order_logprobs(
         return torch.stack([_of_targets(logits, ids, temperature), scores], dim=-1)
 
     tokens, scores = _in_parts(model, hidden, targets, both).unbind(-1)
+    if order_score == "module" and model.order is not None:
+        scores = model.order(hidden) / order_temperature
     return tokens[chosen], plackett_luce_logprobs(scores, rivals.contest, rivals.place)[chosen]
 
 

@@ -36,8 +36,8 @@ class Drawn:
         return Drawn(put(self.tokens), put(self.confidence), put(self.logprobs), put(self.filtered_logprobs), put(self.order_scores))
 
 
-def draw(logits: torch.Tensor, numbers: torch.Tensor, settings: Sampler) -> Drawn:
-    """Draws one token from each row of logits [T, V], using one uniform number each, float64 [T].
+def draw(logits: torch.Tensor, numbers: torch.Tensor, settings: Sampler, order: torch.Tensor | None = None) -> Drawn:
+    """Draws one token from each row of logits [T, V], using one uniform number each, float64 [T]. order: an order module's scores, [T].
 
     At temperature 0 the token is the most likely one and its log-probability that of the unmodified distribution.
     """
@@ -65,7 +65,7 @@ def draw(logits: torch.Tensor, numbers: torch.Tensor, settings: Sampler) -> Draw
     else:
         distribution_of = {"raw": raw, "tempered": tempered, "filtered": filtered}[source]
         confidence = (of_tokens(distribution_of) if settings.confidence_of == "drawn" else distribution_of.max(-1).values).exp()
-    return Drawn(tokens, confidence, of_tokens(tempered), of_tokens(filtered), _order_scores(logits, raw, settings))
+    return Drawn(tokens, confidence, of_tokens(tempered), of_tokens(filtered), _order_scores(logits, raw, order, settings))
 
 
 def guided(logits: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
@@ -73,12 +73,12 @@ def guided(logits: torch.Tensor, unconditional: torch.Tensor, guidance: float) -
     return unconditional + (guidance + 1.0) * (logits - unconditional)
 
 
-def _order_scores(logits: torch.Tensor, raw: torch.Tensor, settings: Sampler) -> torch.Tensor:
+def _order_scores(logits: torch.Tensor, raw: torch.Tensor, order: torch.Tensor | None, settings: Sampler) -> torch.Tensor:
     """Plackett-Luce scores v / order_temperature of each position, [T], in float64: an exact order needs no more noise than it draws."""
     if settings.remasking != "plackett_luce" or settings.order_temperature is None:
         return torch.zeros_like(raw[:, 0])
-    values = logits if settings.order_score == "max_logit" else raw
-    return values.max(-1).values.double() / settings.order_temperature
+    values = order if order is not None else (logits if settings.order_score == "max_logit" else raw).max(-1).values
+    return values.double() / settings.order_temperature
 
 
 def _filtered(logprobs: torch.Tensor, settings: Sampler) -> torch.Tensor:

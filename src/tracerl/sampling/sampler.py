@@ -63,8 +63,8 @@ def sample(
     """One trajectory per request, in the order of the requests.
 
     `on_done` is told how many rows have just finished, `on_commit` what a step has committed.
-    Raises DataError for an empty prompt, an id outside the vocabulary, a cache that the family cannot have, or one that is too small for
-    the longest request.
+    Raises DataError for an empty prompt, an id outside the vocabulary, a cache or an order module that the model cannot have, or a cache
+    that is too small for the longest request.
     """
     _check(model, requests, settings)
     engine = _Engine(model, end_ids, requests, settings)
@@ -95,6 +95,9 @@ def _check(model: Transformer, requests: Sequence[Request], settings: Sampler) -
     if settings.approximate and model.family.attention != "full":
         raise DataError("the cache does not fit the model", where=f"sampler.cache, family {model.family.name}", got=settings.cache,
                         wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one")  # fmt: skip
+    if settings.remasking == "plackett_luce" and settings.order_score == "module" and model.order is None:
+        raise DataError("the checkpoint has no order module", where="sampler.order_score", got="module",
+                        wanted="max_logit, max_logprob, or the checkpoint of a mask_aware round with this order_score")  # fmt: skip
     check_prompts(requests, model.architecture.vocab_size)
 
 
@@ -138,6 +141,7 @@ class _Engine:
     def __init__(self, model: Transformer, end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler) -> None:
         self.model, self.settings = model, settings
         self.static = static_shapes(model.device)
+        self.ordering = settings.remasking == "plackett_luce" and settings.order_score == "module"
         self.num_worlds = 2 if settings.guidance else 1
         mode = cache_mode(model.family.attention, settings)
         self.slots = Slots(requests, end_ids, settings, model.family.attention, model.architecture.mask_id, mode)
@@ -170,7 +174,8 @@ class _Engine:
         logits = self.model.logits(hidden[0][row, column])
         if self.settings.guidance:
             logits = guided(logits, self.model.logits(hidden[1][row, column]), self.settings.guidance)
-        drawn = draw(logits, uniforms(key, counter), self.settings).scattered((row, column), torch.Size(shape))
+        order = self.model.order(hidden[0][row, column]) if self.ordering and self.model.order is not None else None
+        drawn = draw(logits, uniforms(key, counter), self.settings, order).scattered((row, column), torch.Size(shape))
         masked, step = self._sent(live.masked, self.slots.step_in_block[: self.slots.count])
         values = self._values(drawn, live)
         commit = choose(values, masked, step, self.settings)

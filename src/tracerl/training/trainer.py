@@ -99,7 +99,7 @@ class Trainer(Generic[Model]):
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"model.{name}"])
-                if self.num_steps:
+                if f"optimizer.step.{name}" in tensors:  # what no loss has reached yet has no moments
                     keys = ("step", "exp_avg", "exp_avg_sq")
                     state = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
                     # The step count stays where AdamW keeps it, in host memory.
