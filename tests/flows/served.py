@@ -32,6 +32,9 @@ class Served:
     def post(self, path: str, data: Any) -> Any:
         return self._ask("POST", path, data)
 
+    def patch(self, path: str, data: Any) -> Any:
+        return self._ask("PATCH", path, data)
+
     def delete(self, path: str) -> Any:
         return self._ask("DELETE", path)
 

@@ -305,6 +305,29 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
     is_right(served, 33)
 
 
+def test_schedules_changed_in_the_ui_survive_what_make_serve_does_when_it_starts(served: Served) -> None:
+    """Edited, added, switched off, taken away, and a deployment paused: `deploy` is what a restart does to a server that has a history."""
+
+    def known(name: str) -> tuple[bool, list[tuple[Any, bool]]]:
+        deployment = served.deployment(name)
+        return deployment["paused"], sorted((str(s["schedule"].get("cron")), s["active"]) for s in deployment["schedules"])
+
+    full, evaluate, grid = (f"/deployments/{served.deployment(name)['id']}" for name in ("full", "evaluate", "grid"))
+    (weekly,) = served.deployment("full")["schedules"]
+    served.patch(f"{full}/schedules/{weekly['id']}", {"schedule": {"cron": "30 6 * * 1", "timezone": "Europe/Berlin"}})
+    served.post(f"{full}/schedules", [{"schedule": {"cron": "0 12 * * 3", "timezone": "UTC"}, "active": False}])
+    (nightly,) = served.deployment("evaluate")["schedules"]
+    served.delete(f"{evaluate}/schedules/{nightly['id']}")
+    served.patch(grid, {"paused": True})
+    before = {name: known(name) for name in ("full", "evaluate", "grid")}
+    assert before == {"full": (False, [("0 12 * * 3", False), ("30 6 * * 1", True)]), "evaluate": (False, []), "grid": (True, [])}
+    program = [sys.executable, "-c", "from flows.serve import deploy; deploy()"]
+    for _ in range(2):
+        done = subprocess.run(program, cwd=served.folder, env=served.environment(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {name: known(name) for name in before} == before
+
+
 def test_ctrl_c_stops_everything_and_dvc_alone_goes_on(served: Served, first_run: str) -> None:
     served.start(targets=["slow"], overrides={"rl.short.iterations": 35})
     slow_is_at(served, 35, 6)

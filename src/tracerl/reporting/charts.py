@@ -177,7 +177,7 @@ def interval_bar(value: float, low: float, high: float) -> str:
 def ticks(low: float, high: float, count: int, least: float = 0.0) -> list[float]:
     """About `count` round numbers at least `least` apart, the first at or below `low` and the last at or above `high`."""
     if high - low <= 1e-12 * max(abs(low), abs(high)):
-        low, high = (low - 1.0, high + 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
+        low, high = (0.0, 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
     rough = max((high - low) / count, least)
     power = 10.0 ** math.floor(math.log10(rough))
     multiples = (1, 2, 5, 10) if least else (1, 2, 2.5, 5, 10)
