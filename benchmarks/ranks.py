@@ -3,7 +3,7 @@
     python -m benchmarks.ranks
     python -m benchmarks.ranks --ranks 2 --iterations 3 --hidden 192
 
-The two are timed in turn, and the median of each counts. Needs as many free cores as there are ranks.
+The two are timed in turn, and the median of each counts; a row goes to reports/metrics/benchmarks.json. Needs as many free cores as ranks.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from statistics import median
 import torch
 import yaml
 
+from benchmarks.rows import merge_rows
 from tracerl import distributed
 from tracerl.config import Launch, parse_params
 from tracerl.disk import file_sha256
@@ -61,6 +62,8 @@ def main() -> None:
     one, several = median(seconds[1]), median(seconds[options.ranks])
     equal = seen[1]["responses"] == seen[options.ranks]["responses"]
     print(f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: {one / several:.2f} times (target {TARGET})")
+    merge_rows([{"name": f"ranks/{options.ranks}-of-one-thread", "ours_s": round(several, 3), "plain_s": round(one, 3),
+                 "ratio": round(one / several, 3), "target": TARGET, "equal": equal, "zero": options.zero}])  # fmt: skip
     print(f"the same first responses: {equal}; losses {seen[1]['losses']} and {seen[options.ranks]['losses']}")
 
 
