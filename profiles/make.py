@@ -105,7 +105,7 @@ def profile(
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
     held_out = {**any_rl["held_out"], "tasks": list(tasks["test"]), "num_problems": 100, "remasking": remasking}
-    params["compute"] = {"device": "cuda", "dtype": "bfloat16", "attention": "auto"}
+    params["compute"] = {"device": "cuda", "dtype": "bfloat16", "attention": "auto", "checkpoint_layers": False}
     params["tasks"]["sets"] = {name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]} for name in names}
     params["base"]["path"] = f"data/raw/{path}"
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.objectives.test_views import written
 from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
-from tests.tiny import MASK_ID, chi_square_z, sharp_model
+from tests.tiny import MASK_ID, chi_square_z, sharp_model, tiny_architecture
 from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
@@ -263,7 +263,7 @@ class CanvasTable(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.from_numpy(generator_for(seed, "table").normal(0, 1.0, (27, 3, 2))))
-        self.family, self.device = LLADA, torch.device("cpu")
+        self.family, self.device, self.architecture = LLADA, torch.device("cpu"), tiny_architecture("llada", vocab_size=3)
 
     def forward(self, input_ids: torch.Tensor, layout: object) -> torch.Tensor:
         canvas = (input_ids[:, 1:] * torch.tensor([9, 3, 1])).sum(1)
@@ -342,7 +342,7 @@ class Counterexample(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.theta = nn.Parameter(torch.tensor([0.2, 0.7, -0.9], dtype=torch.float64))
-        self.family, self.device = LLADA, torch.device("cpu")
+        self.family, self.device, self.architecture = LLADA, torch.device("cpu"), tiny_architecture("llada", vocab_size=3)
 
     def forward(self, input_ids: torch.Tensor, layout: object) -> torch.Tensor:
         a, b, c = self.theta
