@@ -102,11 +102,11 @@ def main() -> None:
             model = new_model(start.architecture, generator_for(1, "base", "weights")).eval()
             model.load_state_dict(start.state_dict())
             settings, started = round_of(method, options.iterations, options.problems), time.process_time()
-            value = ValueModel(model) if settings.value is not None else None
+            critic = ValueModel(model) if settings.value is not None else None
             train, test = ({"sums": split[name]} for name in ("train", "test"))
             space = Workspace(Path(folder, method))
             curves = train_rl(
-                model, None, value, tokenizer, train, test, settings, True, 1, "rl@sums", space, lambda done, total, text: None
+                model, None, critic, tokenizer, train, test, settings, True, 1, "rl@sums", space, lambda done, total, text: None
             )
             before, after = (row["accuracy"] for row in curves["held_out"])
             bar = before + options.lift
