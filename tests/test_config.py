@@ -540,6 +540,8 @@ def test_process_rewards_that_do_not_fit_are_named(process, told):
     [
         ({**SERVER, "path": "a"}, ["verification.judges.x", "path say nothing to a judge of kind 'server'"]),
         ({**SERVER, "url": "localhost"}, ["verification.judges.x.url"]),
+        ({**SERVER, "url": "https://user:secret@host/v1"}, ["verification.judges.x.url"]),
+        ({**SERVER, "url": "https://host/v1?key=secret"}, ["verification.judges.x.url"]),
         ({key: value for key, value in SERVER.items() if key != "retries"}, ["verification.judges.x", "needs retries"]),
         ({key: value for key, value in SERVER.items() if key != "temperature"}, ["needs temperature"]),
         ({**LOCAL, "path": None}, ["verification.judges.x", "needs path"]),
@@ -570,7 +572,23 @@ def test_what_a_judge_decides_needs_one():
     data["tasks"]["sets"]["essays"] = open_set
     data["rl"]["short"]["tasks"] = {"essays": 1, "sums-short": 1}
     assert "essays" in error_of(data)
+    data["rl"]["short"].pop("process")
+    data["verification"]["judge"] = "steps"
+    assert "has no rule for essays" in error_of(data)
+    data = with_judges()
+    data["tasks"]["sets"]["essays"] = open_set
+    data["sft"]["short"].update(data="tasks", objective="random", tasks={"essays": 1})
+    parse_params(data, "")  # training on solutions asks for no response
     assert "needs a path" in error_of(changed("tasks.sets.essays", {**open_set, "path": None}))
+
+
+def test_a_judge_of_steps_is_asked_about_what_phases_draw():
+    data = with_judges(PROCESS)
+    data["tasks"]["sets"]["mine"] = {"source": "file", "path": "mine.jsonl", "num_train": 4, "num_test": 4}
+    data["rl"]["short"]["phases"] = [{"name": "mine", "tasks": {"mine": 1}}]
+    assert "mine" in error_of(data)
+    data["rl"]["short"].update(tasks={"mine": 1}, phases=[{"name": "sums", "tasks": {"sums-short": 1}}])
+    parse_params(data, "")  # held-out problems are asked of no judge of steps
 
 
 @pytest.mark.parametrize("method", ["wd1", "spg", "gdpo", "espo"])

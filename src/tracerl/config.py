@@ -601,7 +601,7 @@ class Judge(Section):
     max_rows: int | None = Field(default=None, gt=0)
     max_prompt_tokens: int | None = Field(default=None, gt=0)
     min_mass: float | None = Field(default=None, ge=0.0, le=1.0)
-    url: str | None = Field(default=None, pattern=r"^https?://\S+$")
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")
     model: str | None = Field(default=None, min_length=1)
     api_key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     temperature: float | None = Field(default=None, ge=0.0)
@@ -790,20 +790,25 @@ class Params(Section):
         return self
 
     def _check_judges(self, users: Sequence[tuple[str, str, list[str]]]) -> None:
-        """users: (place, checkpoint, task sets) of every place that asks for responses."""
+        """users: (place, checkpoint, task sets) of every place that uses task sets; training on solutions asks for no response."""
         known, judge = self.verification.judges or {}, self.verification.judge
         named = [("verification.judge", judge)] if judge is not None else []
         named += [(f"rl.{name}.process.judge", one.process.judge) for name, one in self.rl.items() if one.process is not None]
         for place, wanted in named:
             if wanted not in known:
                 raise ValueError(f"{place}: no judge {wanted!r}; verification.judges has {', '.join(sorted(known)) or 'none'}")
+        users = [user for user in users if not user[0].startswith(("sft.", "base.", "traces"))]
+        users += [("traces", "", list(self.traces.rollouts))]
         asking = [(place, name) for place, _, sets in users for name in sets if self.tasks.sets[name].source == "open"]
         asking += [(f"rl.{name}.reward", "judge") for name, one in self.rl.items() if "judge" in one.reward]
         if asking and judge is None:
             raise ValueError(f"{asking[0][0]}: {asking[0][1]} is decided by a judge: name one in verification.judge")
+        if judge is not None and known[judge].kind == "steps" and (unjudged := [asked for asked in asking if asked[1] != "judge"]):
+            raise ValueError(f"{unjudged[0][0]}: a judge of kind 'steps' has no rule for {unjudged[0][1]}, whose source is 'open'")
         for name, one in self.rl.items():
             if one.process is not None and known[one.process.judge].kind == "steps":
-                sets = [task_set for task_set in one.tasks if self.tasks.sets[task_set].source not in STEP_SOURCES]
+                drawn = dict.fromkeys(task_set for stretch in one.stretches for task_set in stretch.tasks)
+                sets = [task_set for task_set in drawn if self.tasks.sets[task_set].source not in STEP_SOURCES]
                 if sets or one.process.separators is None:
                     raise ValueError(f"rl.{name}.process: a judge of kind 'steps' needs separators and task sets of source "
                                      f"{' or '.join(STEP_SOURCES)} (got {sets or 'chunk_tokens'})")  # fmt: skip

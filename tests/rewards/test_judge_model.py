@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import AddedToken, Tokenizer, models
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.tiny import sharp_model
@@ -13,7 +14,7 @@ from tracerl.errors import CheckpointError
 from tracerl.models.baselines import load_baseline
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.rewards.judge_model import _CLOSING, answer_tokens, model_judge
+from tracerl.rewards.judge_model import _CLOSING, answer_tokens, harmless, model_judge
 from tracerl.rewards.questions import Question, prompt_of
 from tracerl.types import Task
 
@@ -56,6 +57,16 @@ def test_the_score_is_how_much_likelier_yes_is_than_no(directory):
     for rows in (1, 2, 5):
         scores = [answer.score for answer in model_judge(settings(max_rows=rows), directory, COMPUTE)(QUESTIONS)]
         assert scores == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_response_that_spells_a_control_token_does_not_write_one():
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate("<|im_end> x")}, merges=[]))
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    control = tokenizer.token_to_id("<|im_end|>")
+    text = "x<|im_end|>x"
+    assert control in tokenizer.encode(text).ids
+    assert control not in tokenizer.encode(harmless(text, ["<|im_end|>"])).ids
+    assert harmless("x < y | z", ["<|im_end|>", "<"]) == "x < y | z"
 
 
 def test_what_it_cannot_decide_is_undecided(directory):

@@ -134,6 +134,13 @@ def test_a_server_that_is_gone_is_not_waited_for_question_by_question():
         ("Final score = 0", None),
         ("Score: 0.5.", 0.5),
         ("score -0.25", -0.25),
+        ("Score: \u22121", -1.0),  # a minus sign
+        ("Score: \u20130.5", -0.5),  # a dash for one
+        ("Score: - 1", None),
+        ("Score \u2014 1", None),
+        ("Score: 1%", None),
+        ("Score: \u00bd1", None),
+        ("> _Score_ = +1", 1.0),
         ("Score: 1\nI hope this helps!", None),
         ("Score: 1/10", None),
         ("Score: 2", None),

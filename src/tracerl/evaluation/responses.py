@@ -14,7 +14,7 @@ from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.rewards.parts import reward_parts
-from tracerl.rewards.verify import Verdict, judge_scores, provenance, verify_all
+from tracerl.rewards.verify import Verdict, judge_answers, provenance, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
@@ -117,10 +117,13 @@ def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occa
     decided = [i for i, verdict in enumerate(verdicts) if verdict.verdict != "undecided"]
     # What decides an open task is the judge itself, which need not be asked again.
     scores: dict[int, float | None] = {i: 2 * verdicts[i].parts["correct"] - 1 for i in decided if judged[i][0].kind == "open"}
+    if occasion.truncated_is_wrong:  # whatever it holds
+        scores |= {i: -1.0 for i in decided if judged[i][2] == "length"}
     asked = [i for i in decided if i not in scores]
-    scores |= zip(asked, judge_scores([judged[i][:2] for i in asked]), strict=True)
-    lost = Verdict("undecided", {"correct": 0.0}, "the judge is undecided")
-    verdicts = [lost if i in scores and scores[i] is None else verdict for i, verdict in enumerate(verdicts)]
+    for i, answer in zip(asked, judge_answers([judged[i][:2] for i in asked]), strict=True):
+        scores[i] = answer.score
+        if answer.score is None:
+            verdicts[i] = Verdict("undecided", {"correct": 0.0}, f"judge: {answer.reason}")
     return verdicts, [scores.get(i) for i in range(len(verdicts))]
 
 

@@ -31,15 +31,16 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
                               wanted="config.json of a Qwen or Llama model, and its safetensors")  # fmt: skip
     model, tokenizer = load_baseline(directory, compute)
     yes, no = answer_tokens(tokenizer, directory)
+    added = tokenizer.file.get_added_tokens_decoder().values()
+    controls = [token.content for token in added if token.special or token.content.startswith("<")]
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
         answers: list[Answer] = [Answer(None, "")] * len(questions)
         prompts = {}
         for place, question in enumerate(questions):
             try:
-                prompts[place] = tokenizer.chat_ids(
-                    [{"role": "user", "content": prompt_of(question, settings.instructions or "", _CLOSING)}]
-                )
+                content = harmless(prompt_of(question, settings.instructions or "", _CLOSING), controls)
+                prompts[place] = tokenizer.chat_ids([{"role": "user", "content": content}])
             except DataError:
                 answers[place] = Answer(None, "the judge's tokenizer cannot write the question")
                 continue
@@ -55,6 +56,14 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
         return answers
 
     return ask
+
+
+def harmless(text: str, controls: Sequence[str]) -> str:
+    """A text in which no control token is spelt out: a response that wrote one would end the user's turn and go on as the judge."""
+    for control in controls:
+        if len(control) > 1:
+            text = text.replace(control, f"{control[0]} {control[1:]}")
+    return text
 
 
 def answer_tokens(tokenizer: Tokenizer, directory: Path) -> tuple[list[int], list[int]]:

@@ -27,6 +27,9 @@ def make_judge(name: str, settings: JudgeSettings, root: Path, compute: Compute,
             raise ParamsError("a judge's key is not set", where=f"verification.judges.{name}", got=f"no {settings.api_key_variable}",
                               wanted="the key in that environment variable", do=f"export {settings.api_key_variable}=..., or set "
                               "api_key_variable to null for a server without keys")  # fmt: skip
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ParamsError("a judge's key cannot be sent", where=f"verification.judges.{name}",
+                              got=f"{settings.api_key_variable} holds more than printable ASCII", do="copy the key again")  # fmt: skip
         return server_judge(settings, key)
     return steps_judge
 

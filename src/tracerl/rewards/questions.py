@@ -78,13 +78,15 @@ def rubric_of(task: Task) -> str:
         ) from error
 
 
-_SCORE = re.compile(r"\W*score\W*?([+-]?(?:\d+(?:\.\d*)?|\.\d+))\W*", re.IGNORECASE | re.ASCII)
+_MARKS = r"[\s*_`:=\"'(\[$]*"
+_SCORE = re.compile(rf"[\s#>*_`\"'(\[]*score{_MARKS}([+-]?(?:\d+(?:\.\d*)?|\.\d+))[\s*_`.\"')\]$]*", re.IGNORECASE | re.ASCII)
+_MINUS = dict.fromkeys(map(ord, "\u2212\u2013\uff0d"), "-")  # what models write for a minus
 SCORE_CLOSING = "Think it through, then end with a line of its own: Score: 1 if it is, Score: -1 if it is not, Score: 0 if it is neither."
 
 
 def stated_score(answer: str) -> float | None:
     """The score on the last line of a language model's answer; None if there is none there or it lies outside [-1, 1]."""
     lines = [line for line in answer.splitlines() if line.strip()]
-    match = _SCORE.fullmatch(lines[-1][:200]) if lines else None
+    match = _SCORE.fullmatch(lines[-1][:200].translate(_MINUS)) if lines else None
     score = float(match[1]) if match else None
     return score if score is not None and -1.0 <= score <= 1.0 else None

@@ -13,6 +13,7 @@ Nothing falls back from one to the other: where bubblewrap does not work `check_
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import queue
@@ -32,7 +33,8 @@ from typing import IO, Any, cast
 
 from tracerl.errors import TracerlError
 
-_FIRST_UID, _NUM_UIDS = 64_100, 400
+_FIRST_UID, _NUM_UIDS = 64_100, 1_000
+_uids = itertools.count(os.getpid() * 37)  # of all pools here, and apart from those of other ranks: processes are counted by user
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # between two looks at what a program does while nothing comes from it
 _TREE = 2  # times the CPU seconds of one process are for all processes of a program together
@@ -223,7 +225,6 @@ class SandboxPool:
         self.backend, self.limits, self._num_warm, self._packages = backend, limits, num_warm, packages
         self._warm: queue.SimpleQueue[Future[Sandbox]] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, "sandboxes")
-        self._next = 0
 
     @contextlib.contextmanager
     def sandbox(self, job: dict[str, Any], cpu_seconds: float | None = None) -> Any:
@@ -256,8 +257,7 @@ class SandboxPool:
         return self._warm.get().result()
 
     def _start(self) -> Sandbox:
-        self._next += 1
-        uid = _FIRST_UID + self._next % _NUM_UIDS if os.getuid() == 0 else None
+        uid = _FIRST_UID + next(_uids) % _NUM_UIDS if os.getuid() == 0 else None
         return Sandbox(self.backend, uid, self.limits, self._packages)
 
 

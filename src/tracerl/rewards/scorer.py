@@ -14,7 +14,10 @@ _IMPORT_SECONDS = 5.0  # of CPU time, on top of the limit for the scoring itself
 _SEEN = ("reasoning_gym", "numpy", "sympy", "yaml", "matplotlib")
 
 # Importing the package imports a hundred generators with everything they need; with empty parents only the task's own module is imported.
+# numpy would start a thread with a stack of 64 MB for every core.
 _PROGRAM = """
+import os
+os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 import ast, importlib, importlib.util, sys, types
 
 def score(module, task, options, entry, answer):

@@ -26,7 +26,7 @@ from tracerl.errors import ParamsError
 from tracerl.rewards.code import code_tests, extract_program, run_tests
 from tracerl.rewards.final import gym_answer, short_answer
 from tracerl.rewards.math import extract_answer
-from tracerl.rewards.questions import Judge, Question
+from tracerl.rewards.questions import Answer, Judge, Question
 from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.scorer import pays, visible_packages
 from tracerl.rewards.workers import MathWorkers
@@ -77,9 +77,9 @@ def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
         return list(threads.map(one, range(len(judged))))
 
 
-def judge_scores(responses: Sequence[tuple[Task, str]]) -> list[float | None]:
-    """The configured judge's scores of whole responses, from -1 to 1, None where it is undecided."""
-    return [answer.score for answer in _configured().judge([Question(task, (text,)) for task, text in responses])] if responses else []
+def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:
+    """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason where it is undecided."""
+    return list(_configured().judge([Question(task, (text,)) for task, text in responses])) if responses else []
 
 
 def configure(settings: Verification, judge: Callable[[], Judge] | None = None) -> None:
@@ -109,13 +109,20 @@ def provenance(kinds: set[str]) -> dict[str, str | int]:
     """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox where
     programs run, the judge where open tasks are."""
     facts: dict[str, str | int] = {"verifier": VERSION}
-    packages = [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]
-    with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
-        facts |= {name: version(name) for name in packages}
+    for name in [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]:
+        with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
+            facts[name] = version(name)
     if "open" in kinds:
         settings = _configured().settings
         facts["judge"] = (settings.judges or {})[str(settings.judge)].model_dump_json(exclude_none=True)
-    return {**facts, "sandbox": check_backend(_configured().settings.sandbox)} if kinds & {"code", "gym"} else facts
+    if kinds & {"code", "gym"}:
+        try:
+            facts["sandbox"] = check_backend(_configured().settings.sandbox)
+        except SandboxError:
+            if "code" in kinds:
+                raise
+            facts["sandbox"] = "none"  # nor does exact text need one
+    return facts
 
 
 class _Judges:
@@ -229,9 +236,11 @@ def _gym(task: Task, response: str) -> Verdict:
 def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:
     """Verdicts by the judge: paid is its score, from -1 to 1, as 0 to 1."""
     verdicts = []
-    for score in judge_scores(responses):
-        decided = "undecided" if score is None else "correct" if score > 0 else "wrong"
-        verdicts.append(Verdict(decided, {"correct": 0.0 if score is None else (score + 1) / 2}))
+    for answer in judge_answers(responses):
+        if answer.score is None:
+            verdicts.append(Verdict("undecided", {"correct": 0.0}, f"judge: {answer.reason}"))
+        else:
+            verdicts.append(Verdict("correct" if answer.score > 0 else "wrong", {"correct": (answer.score + 1) / 2}))
     return verdicts
 
 

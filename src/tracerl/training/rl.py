@@ -223,7 +223,10 @@ class _Round:
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
             table = judged_table(respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion))
             self._store(f"{name}-{iteration:05d}", table)
-            rows.append({"iteration": iteration, "remasking": remasking, **summarise(table, self.settings.held_out.bootstrap, self.seed)})
+            summary = summarise(table, self.settings.held_out.bootstrap, self.seed)
+            # How programs end is known only where some ran: a curve's rows have the same columns.
+            kept = {key: value for key, value in summary.items() if not key.startswith("program_")}
+            rows.append({"iteration": iteration, "remasking": remasking, **kept})
         return rows
 
     def _keeps(self, group: Sequence[Rollout]) -> bool:
