@@ -9,6 +9,7 @@ from torch import nn
 
 from stages import context
 from stages.sft import train_and_publish
+from tracerl import distributed
 from tracerl.config import Params
 from tracerl.disk import write_json
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
@@ -19,7 +20,7 @@ from tracerl.seeds import generator_for
 
 
 def main() -> None:
-    params = context.load()
+    params = context.load(ranks=distributed.launched())
     if params.base.path is None:
         params = context.load(ranks=True)
         train_and_publish("base", params, params.base, params.base.train, "tasks", new_base)
@@ -37,6 +38,8 @@ def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
 def import_checkpoint(params: Params, path: Path) -> None:
     """Reads a published checkpoint strictly and writes it back under its published names; an autoregressive one is copied."""
     space = context.workspace("base", params, params.base, [path])
+    if not distributed.is_first():
+        return
     model: nn.Module
     if is_baseline(path):
         model, _ = load_baseline(path, params.compute)

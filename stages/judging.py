@@ -3,7 +3,7 @@
 import os
 
 from stages import context
-from tracerl.config import Params
+from tracerl.config import Params, RlRound
 from tracerl.rewards.judges import make_judge
 from tracerl.rewards.questions import Judge
 from tracerl.rewards.verify import configure
@@ -23,3 +23,9 @@ def judge(params: Params, name: str) -> Judge:
         key = os.environ.get(settings.api_key_variable) if settings.api_key_variable is not None else None
         _made[name] = make_judge(name, settings, context.ROOT, params.compute, key)
     return _made[name]
+
+
+def asked(params: Params, settings: RlRound) -> tuple[str, ...]:
+    """Names of the judges that a round asks beside the verdicts: for a part of its reward, and for steps."""
+    part = [str(params.verification.judge)] if "judge" in settings.reward else []
+    return tuple(dict.fromkeys([*part, *([settings.process.judge] if settings.process is not None else [])]))

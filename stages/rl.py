@@ -63,6 +63,7 @@ def main(name: str) -> None:
         show,
         params.launch,
         process,
+        judging.asked(params, settings),
     )
     if not distributed.is_first():
         return

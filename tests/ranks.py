@@ -18,13 +18,14 @@ from tests.tiny import tiny_architecture
 from tracerl import distributed
 from tracerl.config import Launch, Lora
 from tracerl.evaluation import responses
+from tracerl.models import transformer
 from tracerl.models.lora import fit_adapters
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import new_model
 from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
-from tracerl.training import rl
+from tracerl.training import rl, sharded
 from tracerl.types import Rollout, Task
 
 OPTIMIZER = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.5, "warmup": 0, "decay": 0.0}
@@ -71,18 +72,24 @@ def round_of_rl(folder: Path, zero: int, lora: bool, iterations: int, stop_after
             raise StoppedError
 
     respond = responses.respond
+    # So small that ZeRO 3 really takes all parameters apart, and that logits are made in several parts, not as many on every rank.
+    apart, parts = patch.object(sharded, "KEPT_WHOLE", 0), patch.object(transformer, "LOGITS_AT_ONCE", 200)
     judged = patch.object(rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named)))
     try:
-        judged.start()
+        for one in (judged, apart, parts):
+            one.start()
         curves = rl.train_rl(model, None, value, tokenizer, by_split["train"], by_split["test"], settings, True, 1, "rl@test",
                              Workspace(folder), progress, launch(zero))  # fmt: skip
     except StoppedError:
         return {}
     finally:
-        judged.stop()
+        for one in (judged, apart, parts):
+            one.stop()
     if distributed.is_first():
-        parts = {"policy": model, "value": value}
-        save_file({f"{n}.{k}": v.contiguous() for n, m in parts.items() for k, v in m.state_dict().items()}, folder / "weights.safetensors")
+        models = {"policy": model, "value": value}
+        save_file(
+            {f"{n}.{k}": v.contiguous() for n, m in models.items() for k, v in m.state_dict().items()}, folder / "weights.safetensors"
+        )
         (folder / "curves.json").write_text(json.dumps(curves))
     return curves
 

@@ -20,6 +20,7 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.masks import first_live_start
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.objectives import likelihood
 from tracerl.objectives.likelihood import predicted_logits, token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, sft_loss, token_weights
 from tracerl.objectives.views import (
@@ -510,12 +511,17 @@ def test_logits_in_parts_equal_all_at_once(temperature: float, monkeypatch: pyte
     model, record, found, sizes = MODELS["sdar"], FAMILIES["sdar"], [], []
     batch = sample(model, END_IDS, tiny_requests([3, 9, 6]), tiny_sampler())
     views = build_views(batch, [trace_plan(t, 4, record, 1) for t in batch], 4, record, MASK_ID)
-    handle = model.lm_head.register_forward_hook(lambda module, arguments, out: sizes.append(out.numel()))
+    read = likelihood._of_targets
+
+    def watched(logits: torch.Tensor, targets: torch.Tensor, by: float) -> torch.Tensor:
+        sizes.append(logits.numel())
+        return read(logits, targets, by)
+
+    monkeypatch.setattr(likelihood, "_of_targets", watched)
     for most in (1 << 24, 5 * VOCAB_SIZE):
-        monkeypatch.setattr("tracerl.objectives.likelihood.LOGITS_AT_ONCE", most)
+        monkeypatch.setattr("tracerl.models.transformer.LOGITS_AT_ONCE", most)
         logprobs = token_logprobs(model, views, temperature)
         found.append([logprobs.detach(), *gradients_of(model, (logprobs * torch.arange(len(logprobs))).sum())])
-    handle.remove()
     for one, other in zip(*found, strict=True):
         assert_close(one, other)
     assert sizes[0] == len(views.row) * VOCAB_SIZE

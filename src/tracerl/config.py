@@ -591,8 +591,8 @@ class Judge(Section):
     longer questions are undecided. min_mass: so are those where yes and no together have less probability.
     url: up to and without /chat/completions. model: its name there. api_key_variable: the environment variable that holds the key, null
     for none; the key itself is never stored. temperature: null leaves it to the server. max_answer_tokens: limit of an answer.
-    timeout_seconds: of one try as a whole. retries: further tries, the n-th after backoff_seconds x 2^(n-1). concurrency: questions at
-    once.
+    timeout_seconds: of connecting, of each wait and of the body of a try. retries: further tries, the n-th after backoff_seconds x 2^(n-1).
+    concurrency: questions at once, on each rank.
     """
 
     kind: Literal["steps", "model", "server"]

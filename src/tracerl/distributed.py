@@ -8,6 +8,7 @@ several machines, a file system they share) and knows every response; the first 
 What ranks send each other are their own records, over the process group of the launcher that started them.
 """
 
+import atexit
 import ctypes
 import os
 import signal
@@ -49,6 +50,7 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
     _rank, _size = dist.get_rank(), dist.get_world_size()
+    atexit.register(dist.destroy_process_group)  # before the interpreter takes its threads' ground away
 
 
 def rank() -> int:

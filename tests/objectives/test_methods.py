@@ -11,10 +11,10 @@ from torch import nn
 
 from tests.objectives.test_views import written
 from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
-from tests.tiny import MASK_ID, chi_square_z, sharp_model, tiny_architecture
+from tests.tiny import MASK_ID, chi_square_z, sharp_model
 from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import Transformer
+from tracerl.models.transformer import Read, Transformer
 from tracerl.objectives.likelihood import plackett_luce_logprobs, token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import clipped_objective, denominator, kl_penalty, policy_gain, token_weights
 from tracerl.objectives.methods import METHODS, estimates, num_units, scores, unit_weights, units_of, wd1_weights
@@ -263,15 +263,15 @@ class CanvasTable(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.from_numpy(generator_for(seed, "table").normal(0, 1.0, (27, 3, 2))))
-        self.family, self.device, self.architecture = LLADA, torch.device("cpu"), tiny_architecture("llada", vocab_size=3)
+        self.family, self.device = LLADA, torch.device("cpu")
 
     def forward(self, input_ids: torch.Tensor, layout: object) -> torch.Tensor:
         canvas = (input_ids[:, 1:] * torch.tensor([9, 3, 1])).sum(1)
         logits = torch.cat([torch.full((27, 3, 1), -1e9, dtype=torch.float64), self.table], 2)
         return torch.cat([torch.zeros(len(canvas), 1, 3, dtype=torch.float64), logits[canvas]], 1)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
+    def read_logits(self, hidden: torch.Tensor, targets: torch.Tensor, read: Read) -> torch.Tensor:
+        return read(hidden, targets)
 
 
 def all_trajectories() -> list[Trajectory]:
@@ -342,7 +342,7 @@ class Counterexample(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.theta = nn.Parameter(torch.tensor([0.2, 0.7, -0.9], dtype=torch.float64))
-        self.family, self.device, self.architecture = LLADA, torch.device("cpu"), tiny_architecture("llada", vocab_size=3)
+        self.family, self.device = LLADA, torch.device("cpu")
 
     def forward(self, input_ids: torch.Tensor, layout: object) -> torch.Tensor:
         a, b, c = self.theta
@@ -350,8 +350,8 @@ class Counterexample(nn.Module):
         rows = torch.stack([torch.stack([never, zero, zero]), torch.stack([never, a, zero]), torch.stack([never, c + b, b])])
         return rows.expand(len(input_ids), -1, -1)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden
+    def read_logits(self, hidden: torch.Tensor, targets: torch.Tensor, read: Read) -> torch.Tensor:
+        return read(hidden, targets)
 
 
 def test_the_papers_counterexample_token_only_has_no_gradient_where_the_return_has_one():

@@ -101,6 +101,17 @@ def test_prompts_that_differ_in_their_last_block_only_share_the_others():
     assert_same([sample(model, END_IDS, [request], tiny_sampler(cache="exact"))[0] for request in requests], together)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_is_copied_before_its_slot_is_given_to_another(seed: int):
+    """Many prompts and few slots: the keys of a prompt often lie in a slot that is filled anew at the same time."""
+    model, prompts = MODELS["sdar"], [r.prompt_ids for r in tiny_requests([9] * 12, seed=seed)]
+    order = np.random.default_rng(seed).permutation(len(prompts) * 4)
+    requests = [Request(prompts[i // 4], key_for(seed, i)) for i in order]
+    roomy = sample(model, (18, 17, 16, 15), requests, tiny_sampler(cache="exact", max_rows=200))
+    for rows in (4, 6):
+        assert_same(sample(model, (18, 17, 16, 15), requests, tiny_sampler(cache="exact", max_rows=rows)), roomy)
+
+
 def test_a_guided_prompt_is_passed_once_in_each_world():
     model, requests, settings = MODELS["sdar"], groups([9, 6], 3), tiny_sampler(cache="exact", guidance=0.5, max_rows=2)
     with watched(model) as passes:

@@ -158,12 +158,12 @@ def _others(raw: Path, name: str, split: str) -> list[Task]:
 
 
 def _hub_rows(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
+    if not benchmark.hub:
+        raise DataError("this set is not on the hub", got=benchmark.name, do=f"download it ({benchmark.source}) and name the file")
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise DataError("reading from the hub needs the package datasets", do="pip install 'tracerl[hub]', or name a local file") from error
-    if not benchmark.hub:
-        raise DataError("this set is not on the hub", got=benchmark.name, do=f"download it ({benchmark.source}) and name the file")
     for part in benchmark.hub:
         if part.files:
             places = [f"hf://datasets/{part.repository}/{file}" for file in part.files]

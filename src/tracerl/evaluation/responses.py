@@ -127,10 +127,13 @@ def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occa
     return verdicts, [scores.get(i) for i in range(len(verdicts))]
 
 
-def judged_table(rollouts: Sequence[Rollout]) -> pa.Table:
-    """Rollouts as rows of the store's schema; the file's metadata name the verifier and the sandbox that judged them."""
+def judged_table(rollouts: Sequence[Rollout], judges: Sequence[str] = ()) -> pa.Table:
+    """Rollouts as rows of the store's schema; the file's metadata name the verifier, the sandbox and the judges that judged them.
+
+    judges: names of those that were asked for more than the verdicts.
+    """
     table = rollout_table(rollouts)
-    judged_by = json.dumps(provenance({rollout.task.kind for rollout in rollouts}), sort_keys=True)
+    judged_by = json.dumps(provenance({rollout.task.kind for rollout in rollouts}, judges), sort_keys=True)
     return table.replace_schema_metadata({**(table.schema.metadata or {}), JUDGED_BY_KEY: judged_by.encode()})
 
 

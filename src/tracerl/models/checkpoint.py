@@ -128,6 +128,8 @@ def load_for_training(
     model, tokenizer = load_checkpoint(directory, compute.model_copy(update={"dtype": "stored"}) if lora is not None else compute)
     base_hash = policy_hash(model) if lora is not None and model.adapters is None else ""  # of the base as it is stored
     fit_adapters(model, lora, directory, base_hash, generator)
+    if model.order is not None:
+        model.order.requires_grad_(False)  # until a round that scores the order takes it up (fit_order_module)
     return placed(model, compute), tokenizer
 
 

@@ -5,6 +5,7 @@ published Qwen-like checkpoints; `checkpoint.py` translates the others. The mode
 knows which positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ from tracerl.models.families import FAMILIES, Family
 if TYPE_CHECKING:
     from tracerl.models.lora import Adapters
     from tracerl.models.order import OrderModule
+
+
+LOGITS_AT_ONCE = 1 << 24  # numbers in a table of logits: 64 MB in float32
+Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,28 @@ class Layer(nn.Module):
         return out
 
 
+class Head(nn.Linear):
+    """The LM head. With `read` it makes the logits in parts of at most `LOGITS_AT_ONCE` numbers, and again for the gradient.
+
+    However many parts there are, it is one call: under ZeRO 3 each call gathers the weight, and ranks must make as many.
+    """
+
+    def forward(self, input: torch.Tensor, targets: torch.Tensor | None = None, read: "Read | None" = None) -> torch.Tensor:
+        """Logits [..., vocab]; with `targets` int64 [T] and `read`, what it makes of logits, float32 or wider, and targets of a part."""
+        if targets is None or read is None:
+            return super().forward(input)
+
+        def part(some: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+            logits = F.linear(some, self.weight)
+            return read(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids)
+
+        size = max(1, LOGITS_AT_ONCE // self.out_features)
+        if len(input) <= size:
+            return part(input, targets)
+        pairs = zip(torch.split(input, size), torch.split(targets, size), strict=True)
+        return torch.cat([checkpoint(part, some, ids, use_reentrant=False) for some, ids in pairs])
+
+
 class Backbone(nn.Module):
     def __init__(self, arch: Architecture, family: Family) -> None:
         super().__init__()
@@ -210,7 +237,7 @@ class Transformer(nn.Module):
         self.adapters: Adapters | None = None
         self.order: OrderModule | None = None
         self.model = Backbone(architecture, self.family)
-        self.lm_head = nn.Linear(architecture.hidden_size, architecture.vocab_size, bias=False)
+        self.lm_head = Head(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()
 
     def tie(self) -> None:
@@ -239,6 +266,11 @@ class Transformer(nn.Module):
         """Logits [..., vocab] of hidden states [..., hidden] that were read with `predictor_positions`."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+    def read_logits(self, hidden: torch.Tensor, targets: torch.Tensor, read: Read) -> torch.Tensor:
+        """`read` of the logits of hidden states [T, hidden] and of targets [T], [T, ...]; no table [T, vocab] is made at once."""
+        out: torch.Tensor = self.lm_head(hidden, targets, read)
+        return out
 
 
 def predictor_positions(positions: torch.Tensor, family: Family) -> torch.Tensor:

@@ -4,20 +4,16 @@ One forward pass, the LM head only where something is predicted or, for the orde
 of logits of a fixed size.
 """
 
-from collections.abc import Callable
-
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from tracerl.models.transformer import Transformer
 from tracerl.types import Views
 
-LOGITS_AT_ONCE = 1 << 24  # numbers in a table of logits: 64 MB in float32
-
 
 def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their rivals if the order is scored; float32 or wider."""
-    return _logits(model, predicted_hidden(model, views))
+    logits = model.logits(predicted_hidden(model, views))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
@@ -32,7 +28,7 @@ def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
 def token_logprobs(model: Transformer, views: Views, temperature: float) -> torch.Tensor:
     """log softmax(logits / temperature) of each predicted token's target, [T], in the order of `views`."""
     targets = views.targets.to(model.device)
-    return _in_parts(model, predicted_hidden(model, views), targets, lambda logits, ids: _of_targets(logits, ids, temperature))
+    return model.read_logits(predicted_hidden(model, views), targets, lambda logits, ids: _of_targets(logits, ids, temperature))
 
 
 def token_and_order_logprobs(
@@ -54,8 +50,9 @@ def token_and_order_logprobs(
         scores = (logits if order_score == "max_logit" else logits.log_softmax(-1)).amax(-1) / order_temperature
         return torch.stack([_of_targets(logits, ids, temperature), scores], dim=-1)
 
-    tokens, scores = _in_parts(model, hidden, targets, both).unbind(-1)
-    if order_score == "module" and model.order is not None:
+    tokens, scores = model.read_logits(hidden, targets, both).unbind(-1)
+    if order_score == "module":
+        assert model.order is not None, "a policy with an order module"
         scores = model.order(hidden) / order_temperature
     return tokens[chosen], plackett_luce_logprobs(scores, rivals.contest, rivals.place)[chosen]
 
@@ -68,26 +65,6 @@ def plackett_luce_logprobs(scores: torch.Tensor, contest: torch.Tensor, place: t
     table = scores.new_full(shape, nobody).index_put((numbers.to(scores.device), place.to(scores.device)), scores)
     left = table.flip(1).logcumsumexp(1).flip(1)
     return scores - left[numbers, place]
-
-
-def _in_parts(
-    model: Transformer, hidden: torch.Tensor, targets: torch.Tensor, read: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """`read` of logits and targets, [T, ...], the logits made in parts of at most `LOGITS_AT_ONCE` numbers and again for the gradient."""
-    size = max(1, LOGITS_AT_ONCE // model.architecture.vocab_size)
-    if len(hidden) <= size:
-        return read(_logits(model, hidden), targets)
-
-    def part(some: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return read(_logits(model, some), ids)
-
-    pairs = zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
-    return torch.cat([checkpoint(part, some, ids, use_reentrant=False) for some, ids in pairs])
-
-
-def _logits(model: Transformer, hidden: torch.Tensor) -> torch.Tensor:
-    logits = model.logits(hidden)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _of_targets(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:

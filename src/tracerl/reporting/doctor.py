@@ -5,7 +5,8 @@ total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is no
 
 Forwards and FLOPs (models/cost.py) are those of a run in which everything is as large as its limits allow: every prompt and response as
 long as they may be, one token a step where the order is dynamic, every sampled group needed. A run takes less, and stages write down how
-much (`measured`).
+much (`measured`). All of it is for one process that keeps everything a layer computes: `launch` and `checkpoint_layers` take off what they
+say.
 """
 
 import json
@@ -25,8 +26,7 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.lora import Adapters, add_adapters
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Architecture, empty_model
-from tracerl.objectives.likelihood import LOGITS_AT_ONCE
+from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture, empty_model
 from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
 from tracerl.rewards.judge_server import server_state
 from tracerl.sampling.sampler import cache_mode
@@ -132,7 +132,9 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
     if kind == "sft":
         return sft_work(params.sft[name], arch)
     if kind == "rl":
-        return max((rl_work(one, arch) for one in params.rl[name].stretches), key=lambda work: work.flops)
+        round_ = params.rl[name]
+        works = [rl_work(one, arch) for one in (round_, *round_.stretches)]
+        return Work(max(work.forwards for work in works), max(work.flops for work in works))
     if kind == "evaluate":
         one, common = params.evaluate[name], params.evaluation
         count = len(one.tasks) * common.num_problems * common.num_samples
@@ -231,7 +233,11 @@ def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
     """Keys and values of all rows, or the activations of whole canvases without a cache; and the distributions tokens are drawn from."""
     length = settings.max_prompt_tokens + settings.max_new_tokens
     cached = cache_mode(FAMILIES[arch.family].attention, settings) != "none"
-    rows = settings.max_rows if not cached or settings.cache_tokens is None else min(settings.max_rows, settings.cache_tokens // length)
+    rows = (
+        settings.max_rows
+        if not cached or settings.cache_tokens is None
+        else max(1, min(settings.max_rows, settings.cache_tokens // length))
+    )
     passed = rows * (settings.block_size if cached else length)
     one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
     keys = rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0

@@ -47,7 +47,10 @@ def sampling_work(settings: Sampler, arch: Architecture, count: int, remasking: 
     worlds = 2 if settings.guidance else 1
     predicted = blocks * steps * size
     flops = float(count) * worlds * (tokens * layer_flops(arch) + predicted * head_flops(arch))
-    waves = -(-count // settings.max_rows)
+    rows = settings.max_rows
+    if mode != "none" and settings.cache_tokens is not None:
+        rows = max(1, min(rows, settings.cache_tokens // canvas))
+    waves = -(-count // rows)
     return Work(worlds * waves * (passes + (mode == "exact")), flops)
 
 

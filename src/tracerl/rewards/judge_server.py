@@ -1,13 +1,13 @@
 """A judge behind a server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, Ollama, or a hosted one.
 
-Contract: whatever the server does, every question gets an answer, undecided at worst, in bounded time and memory. A try that cannot be
-completed in `timeout_seconds` as a whole, or fails in a way that may pass (no connection, 408, 409, 425, 429, 5xx), is repeated after a
-pause that doubles; any other status, and an answer that states no score, is final. Once so many questions in a row as are asked at once,
-and a few more, could not be put to the server with all their tries, it counts as gone, and the rest of the batch is undecided without being
-asked.
+Contract: whatever the server does, every question gets an answer, undecided at worst, in bounded time and memory. A try that takes longer
+than `timeout_seconds` to connect, for any bytes of the head, or for the whole body, or fails in a way that may pass (no connection, 408,
+409, 425, 429, 5xx), is repeated after a pause that doubles; any other status, and an answer that states no score, is final. Once so many
+questions in a row as are asked at once, and a few more, could not be put to the server with all their tries, it counts as gone, and the
+rest of the batch is undecided without being asked.
 
 The key is given to `server_judge` and stands in the Authorization header alone. Redirections are not followed, so that it goes to no other
-host.
+host (but through a proxy that the environment names).
 """
 
 import json

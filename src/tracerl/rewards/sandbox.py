@@ -265,7 +265,8 @@ def _computing(pid: int) -> tuple[bool, float]:
     """Whether a process or a descendant is running or waits for a processor, and the CPU seconds of all of them, the dead included."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        below = [_computing(int(child)) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+        below = [_computing(int(child)) for child in children]
     except (OSError, ValueError):
         return False, 0.0
     used = sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")

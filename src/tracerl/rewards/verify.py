@@ -105,16 +105,17 @@ def release() -> None:
 atexit.register(release)
 
 
-def provenance(kinds: set[str]) -> dict[str, str | int]:
+def provenance(kinds: set[str], judges: Sequence[str] = ()) -> dict[str, str | int]:
     """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox where
-    programs run, the judge where open tasks are."""
+    programs run, the judge where open tasks are, and those of `judges` by name."""
     facts: dict[str, str | int] = {"verifier": VERSION}
     for name in [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]:
         with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
             facts[name] = version(name)
-    if "open" in kinds:
+    if judges or "open" in kinds:
         settings = _configured().settings
-        facts["judge"] = (settings.judges or {})[str(settings.judge)].model_dump_json(exclude_none=True)
+        for name in dict.fromkeys([*judges, *([str(settings.judge)] if "open" in kinds else [])]):
+            facts[f"judge {name}"] = (settings.judges or {})[name].model_dump_json(exclude_none=True)
     if kinds & {"code", "gym"}:
         try:
             facts["sandbox"] = check_backend(_configured().settings.sandbox)

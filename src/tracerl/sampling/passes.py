@@ -38,21 +38,23 @@ class Passes:
         for row, index in zip(rows, indices, strict=True):
             slots.put(row, index)
         slots.count += len(indices)
-        copied: list[tuple[int, int]] = []
+        held: list[tuple[int, int]] = []
+        made: list[tuple[int, int]] = []
         missing: dict[tuple[int, ...], int] = {}
         for row, prompt in zip(rows, whole, strict=True):
             slots.num_forwards[row] += len(self.caches) * bool(prompt)
             if not prompt or self._prompts[row] == prompt:
                 continue
             if prompt in missing:
-                copied.append((row, missing[prompt]))
+                made.append((row, missing[prompt]))
             elif prompt in self._prompts:
-                copied.append((row, self._prompts.index(prompt)))
+                held.append((row, self._prompts.index(prompt)))
             else:
                 missing[prompt] = row
+        longest = max((len(prompt) for prompt in whole), default=0)
+        self._copy(held, longest)  # before the slots that hold these prompts are given others
         self._prefill(missing)
-        if copied:
-            self._copy(copied, max(len(prompt) for prompt in whole))
+        self._copy(made, longest)
         for row, prompt in zip(rows, whole, strict=True):
             self._prompts[row] = prompt or None
 
@@ -87,6 +89,8 @@ class Passes:
 
     def _copy(self, pairs: Sequence[tuple[int, int]], length: int) -> None:
         """Copies the first keys of slots over those of others, (target, source) each."""
+        if not pairs:
+            return
         targets, sources = self._sent(*np.array(pairs).T)
         for cache in self.caches:
             cache.copy_rows(sources, targets, length)

@@ -103,12 +103,13 @@ def train_rl(
     on_iteration: Callable[[int, int, str], None],
     launch: Launch | None = None,
     process: ProcessSide | None = None,
+    judges: tuple[str, ...] = (),
 ) -> dict[str, list[dict[str, Any]]]:
     """Trains `model` in place; returns the curves `train` (a row per iteration) and `held_out`. Rollout files lie in the workspace.
 
     reference: the initial policy, needed for kl_to "initial" and "synced" (where it is overwritten). value_model: trained beside the policy
-    for advantages "gae". process: the judge of steps, if the round has process rewards. Tasks by set; raises TrainingError when too few
-    groups are informative.
+    for advantages "gae". process: the judge of steps, if the round has process rewards. judges: names of all that are asked beside the
+    verdicts. Tasks by set; raises TrainingError when too few groups are informative.
     """
     trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs, launch)
     value = None
@@ -123,8 +124,8 @@ def train_rl(
         if value is not None:
             value.trainer.load_state(_under("value", saved[0]))
         if reference is not None and settings.kl_to == "synced":
-            reference.load_state_dict(_under("reference", saved[0]))
-    rounds = _Round(model, trainer, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace, process)
+            reference.load_state_dict(_under("reference", saved[0]), strict=False)  # a tied head is not saved twice
+    rounds = _Round(model, trainer, reference, value, tokenizer, settings, truncated_is_wrong, seed, stage, workspace, process, judges)
     trainer.follow()
     while iteration < settings.iterations:
         if iteration == 0 and not curves["held_out"]:
@@ -147,7 +148,10 @@ def train_rl(
 
 @dataclass(frozen=True)
 class _Round:
-    """What stays the same through a round, or one of its phases. model: the policy, whole on every rank. trainer: of the policy."""
+    """What stays the same through a round, or one of its phases. model: the policy, whole on every rank. trainer: of the policy.
+
+    judges: names of those that are asked for parts of the reward or for steps.
+    """
 
     model: Transformer
     trainer: Trainer[Transformer]
@@ -160,6 +164,7 @@ class _Round:
     stage: str
     workspace: Workspace
     process: ProcessSide | None = None
+    judges: tuple[str, ...] = ()
     phase: str | None = None
 
     def next_stretch(self, rows: Sequence[Mapping[str, Any]]) -> "_Round":
@@ -178,7 +183,7 @@ class _Round:
             kept, judged = judged_groups(self.process, self.settings.advantages, self.tokenizer, kept)
         trained = {rollout.rollout_id: rollout for group in kept for rollout in group}
         rollouts = [trained.get(rollout.rollout_id, rollout) for group in groups for rollout in group]
-        table = judged_table(rollouts)
+        table = judged_table(rollouts, self.judges)
         self._store(f"iter-{iteration:05d}", table)
         undecided = sum(rollout.verdict == "undecided" for rollout in rollouts)
         if len(kept) < self.settings.min_groups:
@@ -270,7 +275,7 @@ class _Round:
         if self.value is not None:
             tensors |= {f"value.{name}": tensor for name, tensor in self.value.trainer.state().items()}
         if self.reference is not None and self.settings.kl_to == "synced":
-            tensors |= {f"reference.{name}": tensor for name, tensor in self.reference.state_dict().items()}
+            tensors |= {f"reference.{name}": tensor for name, tensor in self.reference.named_parameters()}
         return tensors
 
     @property

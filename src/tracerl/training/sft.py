@@ -112,8 +112,8 @@ def train_sft(
         trainer.load_state(saved[0])
         curve, recent = saved[1]["curve"], saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
-        seed_dropout(trainer.model, key_for(seed, stage, "dropout", trainer.num_steps))
-        stats = trainer.step(_micro_batches(trainer.model, tokenizer, examples, settings, generator_for(seed, stage, trainer.num_steps)))
+        step = (seed, stage, trainer.num_steps)
+        stats = trainer.step(_micro_batches(trainer.model, tokenizer, examples, settings, step))
         recent.append(stats.loss)
         done = trainer.num_steps
         due = done % settings.save_every == 0 or done == settings.num_steps
@@ -129,9 +129,13 @@ def train_sft(
 
 
 def _micro_batches(
-    model: Transformer, tokenizer: Tokenizer, examples: dict[str, list[Trajectory]], settings: Training, rng: np.random.Generator
+    model: Transformer, tokenizer: Tokenizer, examples: dict[str, list[Trajectory]], settings: Training, step: tuple[int, str, int]
 ) -> list[Callable[[], torch.Tensor]]:
-    """The losses of one optimizer step; their sum is the mean over all trainable tokens of its batch."""
+    """This rank's losses of one optimizer step; their sum over ranks is the mean over all trainable tokens of its batch.
+
+    step: seed coordinates. What a micro-batch drops depends on its number in the step, not on the rank.
+    """
+    rng = generator_for(*step)
     sizes = np.array(list(settings.block_sizes.values()))
     block_size = int(rng.choice(list(settings.block_sizes), p=sizes / sizes.sum()))
     shares = np.array([settings.tasks[name] for name in examples])
@@ -143,8 +147,11 @@ def _micro_batches(
     num_trainable = sum(trajectory.num_tokens for trajectory in batch)
     lengths = [num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)]
 
-    def loss_of(indices: list[int], counts: bool) -> Callable[[], torch.Tensor]:
+    def loss_of(item: tuple[int, list[int]], counts: bool) -> Callable[[], torch.Tensor]:
+        number, indices = item
+
         def loss() -> torch.Tensor:
+            seed_dropout(model, key_for(step[0], step[1], "dropout", step[2], number))
             chosen, shown = [batch[i] for i in indices], [plans[i] for i in indices]
             views = build_views(chosen, shown, block_size, model.family, tokenizer.mask_id, settings.row_tokens or 0)
             return sft_loss(token_logprobs(model, views, temperature=1.0), views.weight.to(model.device) / num_trainable * counts)
@@ -152,7 +159,7 @@ def _micro_batches(
         return loss
 
     pack = packed if settings.row_tokens is None else together
-    return [loss_of(*item) for item in distributed.share(pack(lengths, settings.micro_batch_tokens))]
+    return [loss_of(*item) for item in distributed.share(list(enumerate(pack(lengths, settings.micro_batch_tokens))))]
 
 
 def _plan(trajectory: Trajectory, block_size: int, model: Transformer, settings: Training, rng: np.random.Generator) -> Plan:

@@ -24,6 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _WHOLE_AT_ONCE = 16  # parameters gathered together
+KEPT_WHOLE = 100_000  # parameters of no more numbers stay whole under ZeRO 3
 
 
 def adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
@@ -39,7 +40,12 @@ class Sharded(Generic[Model]):
         self.model = copy.deepcopy(model) if self.zero == 3 else model
         self.stale = False
         kind = next(model.parameters()).dtype
+        if kind == torch.float16:
+            raise TrainingError("float16 cannot be trained under ZeRO: its loss scale would not be resumed", where="compute.dtype",
+                                got="float16", wanted="bfloat16 or float32")  # fmt: skip
         zero: dict[str, Any] = {"stage": self.zero}
+        if self.zero == 3:
+            zero["stage3_param_persistence_threshold"] = KEPT_WHOLE
         if launch.offload:
             zero["offload_optimizer"] = {"device": "cpu"}
         config = {
@@ -50,7 +56,6 @@ class Sharded(Generic[Model]):
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": kind == torch.bfloat16},
-            "fp16": {"enabled": kind == torch.float16},
         }
         optimizer = adamw((p for p in self.model.parameters() if p.requires_grad), settings)
         self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[0]
@@ -84,17 +89,19 @@ class Sharded(Generic[Model]):
         self.stale = False
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Trained weights in float32 or wider and moments, whole. All ranks must call it."""
+        """Trained weights in float32 or wider and moments, whole, on the first rank; nothing on the others. All ranks must call it."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-        tensors = {f"model.{name}": safe_get_full_fp32_param(p).cpu() for name, p in self.parameters.items()}
+        tensors: dict[str, torch.Tensor] = {}
         states = list(self.engine.optimizer.optimizer.state.values())
-        if not states or not float(states[0]["step"]):
-            return tensors
+        begun = bool(states) and float(states[0]["step"]) > 0
         for name, parameter in self.parameters.items():
-            tensors[f"optimizer.step.{name}"] = states[0]["step"].clone()
-            for key in _MOMENTS:
-                tensors[f"optimizer.{key}.{name}"] = safe_get_full_optimizer_state(parameter, key).cpu()
+            whole = {f"model.{name}": safe_get_full_fp32_param(parameter)}
+            for key in _MOMENTS if begun else ():
+                whole[f"optimizer.{key}.{name}"] = safe_get_full_optimizer_state(parameter, key)
+            if distributed.is_first():
+                tensors |= {key: tensor.cpu() for key, tensor in whole.items()}
+                tensors |= {f"optimizer.step.{name}": states[0]["step"].clone()} if begun else {}
         return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor], num_steps: int) -> None:

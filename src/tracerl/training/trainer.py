@@ -103,7 +103,9 @@ class Trainer(Generic[Model]):
                     keys = ("step", "exp_avg", "exp_avg_sq")
                     state = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
                     # The step count stays where AdamW keeps it, in host memory.
-                    self.optimizer.state[parameter] = {key: v if key == "step" else v.to(parameter.device) for key, v in state.items()}
+                    self.optimizer.state[parameter] = {
+                        key: v if key == "step" else v.to(parameter.device, parameter.dtype) for key, v in state.items()
+                    }
 
     def _check(self, value: float, name: str) -> None:
         if not math.isfinite(value):
