@@ -55,7 +55,7 @@ class Work:
         if path.is_file():
             for line in path.read_text().splitlines():
                 with contextlib.suppress(ValueError):  # the line that a kill cut off
-                    unit, *costs = json.loads(line)
+                    unit, self._last, *costs = json.loads(line)
                     self._costs[unit] = costs
 
     def watching(self, show: Show) -> Show:
@@ -74,7 +74,7 @@ class Work:
             self._costs[done] = cost
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
-                file.write(json.dumps([done, *cost]) + "\n")
+                file.write(json.dumps([done, total, *cost]) + "\n")
 
     def total(self, numbered: bool) -> dict[str, int | bool]:
         """The sum. complete: whether every unit was counted, which can be said where units are numbered from 1 without gaps."""

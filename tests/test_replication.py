@@ -22,6 +22,7 @@ from tests.test_stage_deps import imported, needed
 from tests.tiny_run import ROOT, run_stage, tiny_params, write_params
 from tracerl.config import METHOD_KEYS
 from tracerl.disk import file_sha256, write_json
+from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import PAD
 from tracerl.models.tokenizer import character_tokenizer
@@ -162,10 +163,12 @@ def test_the_interval_draws_seeds_and_problems() -> None:
 
 
 def test_differences_pair_problems_that_all_sides_were_asked() -> None:
+    ours: judge.Values
+    theirs: judge.Values
     ours, theirs = {("a", "1"): 1.0, ("a", "2"): 0.0}, {("a", "2"): 1.0, ("a", "1"): 1.0, ("a", "3"): 0.0}
     assert judge.differences([ours, theirs], [1, -1]).tolist() == [0.0, -1.0]
-    with pytest.raises(judge.DataError, match="not asked one problem in common"):
-        judge.differences([ours, {("b", "1"): 1.0}], [1, -1])
+    with pytest.raises(DataError, match="not asked one problem in common"):
+        judge.differences([ours, {}], [1, -1])
 
 
 def test_roughness_is_what_the_trend_leaves() -> None:
@@ -215,7 +218,7 @@ def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     first = Work(path, "rl@x")
     for done in (1, 2, 3):
         first.note(done, 4, [done * 10, 0, 0, done * 100])
-    path.write_text(path.read_text() + "[4, 1")  # a kill in the middle of a line
+    path.write_text(path.read_text() + "[4, 4, 1")  # a kill in the middle of a line
     again = Work(path, "rl@x")
     again.note(3, 4, [10, 0, 0, 100])  # saved after unit 2: the third is done again
     assert again.total(numbered=True)["complete"] is False
@@ -223,6 +226,7 @@ def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     assert again.total(numbered=True) == {"forwards": 40, "tokens": 0, "predicted": 0, "flops": 400, "complete": True}
     again.note(2, 4, [20, 0, 0, 200])  # read from what is saved: it keeps its cost
     assert again.total(numbered=True)["forwards"] == 40
+    assert Work(path, "rl@x").total(numbered=True) == again.total(numbered=True)  # killed before it published: nothing is left to do
 
 
 @pytest.fixture(scope="module")
