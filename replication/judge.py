@@ -44,12 +44,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A comparison and what came of it. differences: by seed. compute: flops of the winner-to-be over those of its rival."""
+    """A comparison and what came of it. differences: by seed. compute: flops of the first side over those of the other.
+
+    mean, low, high: None where a cell failed.
+    """
 
     test: Tree
-    mean: float
-    low: float
-    high: float
+    mean: float | None
+    low: float | None
+    high: float | None
     differences: dict[int, float]
     compute: float | None
     verdict: str
@@ -77,23 +80,32 @@ class Results:
                 found.setdefault((row["task_set"], row["task_id"]), []).append(measured(row, test["metric"]))
         return {place: sum(values) / len(values) for place, values in found.items()}
 
+    def failed(self, one: World, cell: str, test: Tree) -> bool:
+        """Whether a cell of the plan has left nothing: a round that collapsed, for instance, with no group to learn from."""
+        if test["metric"] == "roughness":
+            return not self._curve_file(one, cell.replace("-", "@", 1)).is_file()
+        return not self._evaluation_files(one, cell)
+
     def evaluation(self, one: World, cell: str) -> pa.Table:
         if (one.name, cell) not in self._evaluations:
-            files = sorted((self.folder / one.folder / "data" / "evals" / cell).glob("*.parquet"))
-            if not files:
-                raise DataError("a cell has no evaluation", where=f"{one.folder}/data/evals/{cell}", do="run `make replicate`")
+            files = self._evaluation_files(one, cell)
             self._evaluations[one.name, cell] = pa.concat_tables([read_rollouts(path) for path in files])
         return self._evaluations[one.name, cell]
+
+    def _evaluation_files(self, one: World, cell: str) -> list[Path]:
+        return sorted((self.folder / one.folder / "data" / "evals" / cell).glob("*.parquet"))
+
+    def _curve_file(self, one: World, name: str) -> Path:
+        return self.folder / one.folder / "reports" / "curves" / f"{name}.tsv"
 
     def rewards(self, one: World, name: str) -> Floats:
         """The mean training reward of each iteration of a round."""
         return np.array([row["reward"] for row in self.curve(one, f"rl@{name}")])
 
     def curve(self, one: World, name: str) -> list[dict[str, Any]]:
-        path = self.folder / one.folder / "reports" / "curves" / f"{name}.tsv"
-        if not path.is_file():
-            raise DataError("a cell has no curve", where=str(path), do="run `make replicate`")
-        return curve_rows(path.read_text(), str(path))
+        """Rows of a cell's curve; none of a cell that failed."""
+        path = self._curve_file(one, name)
+        return curve_rows(path.read_text(), str(path)) if path.is_file() else []
 
     def record(self, one: World, stage: str) -> Tree:
         path = self.folder / one.folder / "reports" / "records" / f"{stage}.json"
@@ -168,10 +180,17 @@ def compare(results: Results, test: Tree, rule: Rule) -> Outcome | None:
     there = [one for one in results.worlds if all(is_there(one, cell, test) for cell in cells)]
     if not there:
         return None
+    if failed := [f"{one.family}-{one.seed}/{cell}" for one in there for cell in cells if results.failed(one, cell, test)]:
+        return Outcome(test, None, None, None, {}, None, UNDECIDED, f"{', '.join(failed)} did not come to an end")
     by_seed = {one.seed: differences([results.values(one, cell, test) for cell in cells], signs) for one in there}
     low, high = interval(list(by_seed.values()), rule)
     compute = ratio(results, there, test)
-    verdict, why = decide(low, high, test, compute, rule.tolerance) if "above" in test else ("shown", "")
+    if "above" not in test:
+        verdict, why = "shown", ""
+    elif not any(part.any() for part in by_seed.values()):
+        verdict, why = UNDECIDED, "both sides did alike on everything they were asked"
+    else:
+        verdict, why = decide(low, high, test, compute, rule.tolerance)
     means = {seed: float(part.mean()) for seed, part in by_seed.items()}
     return Outcome(test, float(np.mean(list(means.values()))), low, high, means, compute, verdict, why)
 
@@ -223,7 +242,7 @@ def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) 
         for one in results[test["family"]].worlds:
             for cell in [*test["plus"], *test["minus"]]:
                 key = (one.name, cell, test["metric"], mode)
-                if key in seen or not is_there(one, cell, test):
+                if key in seen or not is_there(one, cell, test) or results[test["family"]].failed(one, cell, test):
                     continue
                 seen.add(key)
                 values = np.array(list(results[test["family"]].values(one, cell, test).values()))

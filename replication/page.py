@@ -46,12 +46,13 @@ def _row(one: Tree) -> Tree:
         return f"{100 * value:+.1f}" if points else f"{value:+.3g}"
 
     unit = " points" if points else ""
+    known = one["difference"] is not None
     equal = "equal" if one["budget"] == "equal" else "own"
     return {
         "family": one["family"],
         "compared": f"{' + '.join(one['plus'])} over {' + '.join(one['minus'])}",
         "measure": ", ".join(filter(None, (one["metric"].replace("_", " "), one.get("remasking")))),
-        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}",
+        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}" if known else "",
         "by_seed": ", ".join(map(text, one["by_seed"].values())),
         "compute": f"{equal}, {one['compute']:.2f}" if one["compute"] is not None else f"{equal}, not counted",
         "bar": f"{text(one['above'])}, refuted below {text(one['refuted_below'])}" if "above" in one else "",

@@ -37,14 +37,16 @@ def main() -> None:
     print("\n".join(plans.estimate(plan, options.lanes)), flush=True)
     started = time.monotonic()
     failed = run_worlds(plan, options.lanes, started)
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}; the same command goes on from what is saved")
-    if run(["repro", f"judge-{plan}"], HERE / "runs" / plan / "judge.log", say("judge", started)):
+    # By itself: a cell that failed would be tried again, and what it decides is undecided until it ends.
+    if run(["repro", "--single-item", f"judge-{plan}"], HERE / "runs" / plan / "judge.log", say("judge", started)):
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
     verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
     print("\n".join(f"{name:8} {claim['verdict']:10} {claim['says']}" for name, claim in verdicts.items()))
+    if failed:
+        logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
+        sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")
 
 
 def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
@@ -57,7 +59,7 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
         try:
             for future in as_completed(futures):
                 if future.result():
-                    failed.append(futures[future].name)
+                    failed.append(f"{futures[future].family}-{futures[future].seed}")
         except KeyboardInterrupt:
             process.stop_all()
             pool.shutdown(cancel_futures=True)
@@ -66,7 +68,8 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
 
 
 def run_world(one: World, started: float) -> int:
-    return run(["repro", *plans.targets(one)], HERE / one.folder / "logs" / "dvc.log", say(one.name, started))
+    """Exit status. A cell that fails stops what needs it and nothing else."""
+    return run(["repro", "--keep-going", *plans.targets(one)], HERE / one.folder / "logs" / "dvc.log", say(one.name, started))
 
 
 def run(arguments: list[str], log: Path, on_line: Callable[[str], None]) -> int:

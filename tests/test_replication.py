@@ -267,10 +267,16 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     table["plans"] = {"full": {**TABLE["plans"]["full"], "ablations": True}}
     cell = {"like": "rl.short", "changes": {"init": "base"}}
     table["families"] = {
-        "sdar": {**TABLE["families"]["sdar"], "sft": {}, "rl": {"good": cell, "bad": cell, "rare": {**cell, "one_seed": True}}}
+        "sdar": {
+            **TABLE["families"]["sdar"],
+            "sft": {},
+            "rl": {"good": cell, "bad": cell, "rare": {**cell, "one_seed": True}, "lost": cell},
+        }
     }
     better = {"family": "sdar", "plus": ["rl-good"], "minus": ["rl-bad"], "metric": "accuracy", "remasking": "dynamic", **BOUNDS}
     worse = {**better, "plus": ["rl-bad"], "minus": ["rl-good"], "budget": "own"}
+    same = {**better, "plus": ["rl-bad"], "minus": ["rl-bad"]}
+    lost = {**better, "plus": ["rl-lost"]}
     rough = {**better, "metric": "roughness", "budget": "own", "refuted_below": 0.0}
     shown = {
         "family": "sdar",
@@ -285,12 +291,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     table["claims"] = {
         "yes": {**says, "tests": [better], "shown": [shown], "curves": drawn},
         "no": {**says, "tests": [better, worse]},
-        "open": {**says, "tests": [better, rough]},
+        "open": {**says, "tests": [better, rough, same, lost]},
     }
     tokenizer = character_tokenizer()
     for one in plan.worlds(table, "full", DEFAULTS):
         root = folder / one.folder
-        for name in one.params["rl"]:
+        for name in one.params["rl"].keys() - {"lost"}:
             rows = [make_rollout(task, 0, f"evaluate@rl-{name}/dynamic", 0, task.solution if name == "good" else "#", tokenizer)
                     for task in make_tasks()]  # fmt: skip
             write_rollouts(root / "data" / "evals" / f"rl-{name}" / "sums.parquet", rollout_table(rows))
@@ -311,6 +317,10 @@ def test_verdicts_come_from_the_numbers(judged: tuple[dict[str, Any], str]) -> N
     assert (first["difference"], first["ci_low"], first["ci_high"], first["compute"]) == (1.0, 1.0, 1.0, 0.5)
     assert first["by_seed"] == {"1": 1.0, "2": 1.0, "3": 1.0}
     assert (shown["verdict"], list(shown["by_seed"])) == ("shown", ["1"])
+    open_ones = verdicts["claims"]["open"]["comparisons"]
+    assert [one["verdict"] for one in open_ones] == ["held", "undecided", "undecided", "undecided"]
+    assert open_ones[2]["why"] == "both sides did alike on everything they were asked"
+    assert open_ones[3]["why"] == "sdar-1/rl-lost, sdar-2/rl-lost, sdar-3/rl-lost did not come to an end"
 
 
 def test_rows_hold_every_cell_seed_and_metric_with_its_budget(judged: tuple[dict[str, Any], str]) -> None:
