@@ -2,11 +2,13 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup repro serve test lint lock clean-scratch
+.PHONY: help setup repro replicate serve test lint lock clean-scratch
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 PORT ?= 4200
+LANES ?= 2
+FAST ?=
 # The tested torch. It is named, not resolved: the newest one of an open range may be a build of several GB for another CUDA.
 TORCH ?= 2.13.0
 
@@ -42,6 +44,9 @@ repro: setup  ## rerun what changed of the whole chain, then print the result ta
 	dvc repro
 	@.venv/bin/tracerl summary
 
+replicate: setup  ## the papers' claims on small models, some hours on two cores (a look in minutes: make replicate FAST=1)
+	@OMP_NUM_THREADS=1 python -m replication.run $(if $(FAST),--fast) --lanes $(LANES)
+
 serve: setup  ## Prefect's server, worker and schedules with the report's pages, until Ctrl-C; another port: make serve PORT=4300
 	@exec python -m flows.serve --port $(PORT)
 
@@ -51,7 +56,7 @@ test: lint  ## lint, then the whole test suite
 lint: setup  ## style, format and types
 	ruff check .
 	ruff format --check .
-	mypy $(wildcard src stages flows tests benchmarks profiles)
+	mypy $(wildcard src stages flows tests benchmarks profiles replication)
 
 lock:  ## resolve pyproject.toml afresh and rewrite requirements.lock
 	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && set -e && \

@@ -52,7 +52,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class RunningStage:
-    """`python -m stages.<stage>` on the params of a folder, forked from a process that has imported torch: it starts seconds sooner."""
+    """`python -m stages.<stage>` (or of a module with a dot in its name) on the params of a folder, forked from a process that has imported
+    torch: it starts seconds sooner."""
 
     def __init__(self, folder: Path, stage: str, *arguments: str) -> None:
         with NamedTemporaryFile(delete=False) as output:
@@ -88,7 +89,7 @@ def _run(env: dict[str, str], stage: str, arguments: tuple[str, ...], output: Pa
     os.dup2(descriptor, 2)
     sys.argv = [stage, *arguments]
     try:
-        runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
+        runpy.run_module(stage if "." in stage else f"stages.{stage}", run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()  # a forked process would leave them out
 

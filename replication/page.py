@@ -1,0 +1,78 @@
+"""The page of the replication: a function of the verdicts and the curves, needing nothing but itself."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tracerl.reporting import pages
+from tracerl.reporting.charts import Series, line_chart, percent, plain
+
+Tree = dict[str, Any]
+
+RULE = (
+    "A comparison pairs both sides problem by problem (iteration by iteration for fluctuations) and takes the mean over seeds of the mean "
+    "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and problems inside each; with one seed it "
+    "speaks of problems only. It is held if the whole interval lies above the bar in its row, not held if it lies below the bound that "
+    "refutes it, and undecided otherwise. Where the budget is to be equal, the floating-point operations of both sides' last stage may "
+    "differ by {tolerance:.0%}: more for the first side, or less without a win, and the comparison is undecided. A claim is held if all "
+    "its comparisons are, not held if one is not. Rows marked shown carry no claim."
+)
+
+
+def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) -> str:
+    """HTML of what judge.py found."""
+    loader = FileSystemLoader([Path(__file__).parent, Path(pages.__file__).parent])
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html.j2").render(
+        plan=verdicts["plan"],
+        seeds=", ".join(map(str, sorted(set(seeds)))),
+        num_cells=len(verdicts["cells"]),
+        rule=RULE.format(**verdicts["rule"]),
+        claims=[
+            {"id": name, **{key: claim[key] for key in ("says", "source", "refuted_if", "verdict")},
+             "comparisons": [_row(one) for one in claim["comparisons"]], "charts": [_chart(one) for one in curves[name]]}
+            for name, claim in verdicts["claims"].items()
+        ],
+        cells=[_cell(name, record) for name, record in verdicts["cells"].items()],
+    )  # fmt: skip
+
+
+def _row(one: Tree) -> Tree:
+    points = one["metric"] == "accuracy"
+
+    def text(value: float) -> str:
+        return f"{100 * value:+.1f}" if points else f"{value:+.3g}"
+
+    unit = " points" if points else ""
+    known = one["difference"] is not None
+    equal = "equal" if one["budget"] == "equal" else "own"
+    return {
+        "family": one["family"],
+        "compared": f"{' + '.join(one['plus'])} over {' + '.join(one['minus'])}",
+        "measure": ", ".join(filter(None, (one["metric"].replace("_", " "), one.get("remasking")))),
+        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}" if known else "",
+        "by_seed": ", ".join(map(text, one["by_seed"].values())),
+        "compute": f"{equal}, {one['compute']:.2f}" if one["compute"] is not None else f"{equal}, not counted",
+        "bar": f"{text(one['above'])}, refuted below {text(one['refuted_below'])}" if "above" in one else "",
+        "verdict": one["verdict"],
+        "why": one["why"],
+    }
+
+
+def _chart(chart: Tree) -> str:
+    series = [Series(label, *map(list, zip(*points, strict=True))) for label, points in chart["lines"].items()]
+    return line_chart(chart["title"], series, "iteration", percent if chart["percent"] else plain)
+
+
+def _cell(name: str, record: Tree) -> Tree:
+    data = record["inputs"].values()
+    budget = record["budget"]
+    return {
+        "name": name,
+        "params": record["params_sha256"][:12],
+        "data": " ".join(digest[:8] for digest in list(data)[:3]) + (f" and {len(data) - 3} more" if len(data) > 3 else ""),
+        **{key: f"{budget[key]:,}" for key in ("forwards", "tokens")},
+        "flops": f"{budget['flops']:.3g}" + ("" if budget["complete"] else ", not counted whole"),
+    }

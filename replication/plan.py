@@ -1,0 +1,266 @@
+"""What claims.yaml asks for, as params files and as a DVC pipeline.
+
+    python -m replication.plan                 writes replication/params.yaml, dvc.yaml and the params of every folder below runs/
+    python -m replication.plan --estimate      says what a plan will take
+
+A *world* is one family trained with one seed in a folder of its own, replication/runs/<plan>/<family>-<seed>, laid out as the project's
+root is: the stages run there unchanged, with DVC_ROOT set to it. Its params file is ../params.yaml with the family's changes, and the
+family's cells in place of the rounds. What code a stage depends on is read from the project's own dvc.yaml, so that the two cannot differ.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tracerl.config import Params, load_params, parse_params
+from tracerl.disk import write_text
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+Tree = dict[str, Any]
+
+KINDS = ("tasks", "base", "traces", "sft", "rl", "evaluate")
+OWN_CODE = ["__init__.py", "cell.py", "grid.py"]
+HEAD = "# Written by `python -m replication.plan` from claims.yaml and ../dvc.yaml; do not edit.\n"
+
+
+@dataclass(frozen=True)
+class World:
+    """A family with a seed. grids: on which grid each round trains, by stage."""
+
+    plan: str
+    family: str
+    seed: int
+    params: Tree
+    grids: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan}-{self.family}-{self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """Below replication/."""
+        return f"runs/{self.plan}/{self.family}-{self.seed}"
+
+
+def read_table() -> Tree:
+    table: Tree = yaml.safe_load((HERE / "claims.yaml").read_text())
+    return table
+
+
+def default_params() -> Tree:
+    """The shipped params as plain data, nothing shared between two keys."""
+    params: Tree = json.loads(json.dumps(yaml.safe_load((ROOT / "params.yaml").read_text())))
+    return params
+
+
+def worlds(table: Tree, plan: str, defaults: Tree) -> list[World]:
+    """The worlds of a plan, the first seed of every family first. Raises ParamsError if a cell's changes do not fit."""
+    seeds = table["plans"][plan]["seeds"]
+    return [world(table, plan, family, seed, defaults) for seed in seeds for family in table["families"]]
+
+
+def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> World:
+    about, size = table["families"][family], table["plans"][plan]
+    ablations = size["ablations"] and seed == size["seeds"][0]
+    params, grids = copy.deepcopy(defaults), {}
+    change(params, {**about["changes"], **size["changes"], "seed": seed})
+    rounds: dict[str, dict[str, Tree]] = {"sft": {}, "rl": {}}
+    evaluations: dict[str, Tree] = {}
+    for kind, cells in rounds.items():
+        for name, cell in about[kind].items():
+            section, _, default = cell["like"].rpartition(".")
+            settings = copy.deepcopy(params[section][default] if section else cells[default])
+            change(settings, cell["changes"])
+            cells[name] = settings
+            grids[f"{kind}@{name}"] = cell.get("grid", "sampler")
+            for suffix, spec in cell.get("evaluations", {"": about["evaluation"]}).items():
+                one = copy.deepcopy(params["evaluate"][spec["like"]])
+                change(one, {**spec["changes"], "checkpoint": f"{kind}@{name}"})
+                evaluations["-".join(filter(None, (kind, name, suffix)))] = one
+    for kind, cells in rounds.items():
+        for name in [name for name in cells if about[kind][name].get("one_seed") and not ablations]:
+            del cells[name]
+            evaluations = {key: one for key, one in evaluations.items() if one["checkpoint"] != f"{kind}@{name}"}
+    params |= {**rounds, "evaluate": evaluations}
+    _shrink(params, size)
+    parse_params(params, where=f"replication/claims.yaml: {plan}, {family}, seed {seed}")
+    return World(plan, family, seed, params, grids)
+
+
+def change(tree: Tree, changes: Mapping[str, Any]) -> None:
+    """Sets dotted keys, in order, so that a later one can change a part of what an earlier one set."""
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        place = tree
+        for part in path:
+            place = place[part]
+        place[last] = copy.deepcopy(value)
+
+
+def _shrink(params: Tree, size: Tree) -> None:
+    """A plan's share of every round's steps and iterations, the same for all, so that budgets stay equal."""
+    for training in (params["base"]["train"], *params["sft"].values()):
+        training["num_steps"] = max(1, round(training["num_steps"] * size["steps"]))
+    for one in params["rl"].values():
+        for part in (one, one["held_out"], *(one.get("phases") or [])):
+            for key in {"iterations", "every"} & set(part):
+                part[key] = max(1, round(part[key] * size["iterations"]))
+
+
+def write(folder: Path = HERE) -> None:
+    """The params of every world, the lists of cells that dvc.yaml goes over, and dvc.yaml itself."""
+    table, defaults = read_table(), default_params()
+    every = [one for plan in table["plans"] for one in worlds(table, plan, defaults)]
+    for one in every:
+        _write(folder / one.folder / "params.yaml", yaml.safe_dump(one.params, sort_keys=False))
+    _write(folder / "params.yaml", HEAD + yaml.safe_dump(cells(every), sort_keys=False, width=200, default_flow_style=None))
+    _write(folder / "dvc.yaml", HEAD + yaml.safe_dump(pipeline(table), sort_keys=False, width=140))
+
+
+def _write(path: Path, text: str) -> None:
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+
+
+def cells(every: list[World]) -> Tree:
+    """What the pipeline's stages go over: kind -> name of the cell -> where and what it is."""
+    found: Tree = {kind: {} for kind in KINDS}
+    for one in every:
+        for kind in KINDS[:3]:
+            found[kind][one.name] = {"world": one.folder}
+        for kind in KINDS[3:]:
+            for name, section in one.params[kind].items():
+                cell = {"world": one.folder, "name": name, "grid": one.grids.get(f"{kind}@{name}", "sampler")}
+                needs = {key: section[key] for key in ("init", "checkpoint", "data") if key in section}
+                found[kind][f"{one.name}-{name}"] = {**cell, **needs}
+    return found
+
+
+def pipeline(table: Tree) -> Tree:
+    """dvc.yaml: a stage for each kind over its cells, and the judging of each plan."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    entries: Tree = {}
+    for kind in KINDS:
+        own = stages[kind].get("do", stages[kind])
+        alone = kind in KINDS[:3]
+        name, grid = ("-", "sampler") if alone else ("${item.name}", "${item.grid}")
+        stage = kind if alone else f"{kind}@{name}"
+        run = f"cd .. && DVC_ROOT=replication/${{item.world}} python -m replication.cell {kind} {name} {grid}"
+        keys = [key.replace("${key}", "${item.name}") for key in own["params"]]
+        data = [f"${{item.world}}/{path}" for path in INPUTS[kind]]
+        outs = [f"${{item.world}}/{path.format(stage=stage, name=name)}" for path in OUTPUTS[kind]]
+        entries[kind] = {
+            "foreach": f"${{{kind}}}",
+            "do": {
+                "cmd": run,
+                "deps": [*data, *OWN_CODE, *(f"../{path}" for path in own["deps"] if path.startswith(("src/", "stages/")))],
+                "params": [{"${item.world}/params.yaml": keys}],
+                "outs": [*outs, f"${{item.world}}/reports/records/{stage}.json"],
+            },
+        }
+    for plan in table["plans"]:
+        entries[f"judge-{plan}"] = _judging(table, plan, stages)
+    return {"stages": entries}
+
+
+INPUTS = {
+    "tasks": [],
+    "base": ["data/tasks"],
+    "traces": ["data/checkpoints/base", "data/tasks"],
+    "sft": ["data/checkpoints/${item.init}", "data/${item.data}"],
+    "rl": ["data/checkpoints/${item.init}", "data/tasks"],
+    "evaluate": ["data/checkpoints/${item.checkpoint}", "data/tasks"],
+}
+OUTPUTS = {
+    "tasks": ["data/tasks", "reports/metrics/tasks.json"],
+    "base": ["data/checkpoints/base", "reports/metrics/base.json", "reports/curves/base.tsv"],
+    "traces": ["data/traces", "reports/metrics/traces.json"],
+    "sft": ["data/checkpoints/{stage}", "reports/metrics/{stage}.json", "reports/curves/{stage}.tsv"],
+    "rl": ["data/checkpoints/{stage}", "data/rollouts/{stage}", "reports/metrics/{stage}.json", "reports/curves/{stage}.tsv",
+           "reports/curves/{stage}-held-out.tsv"],
+    "evaluate": ["data/evals/{name}", "reports/metrics/evaluate/{name}.json"],
+}  # fmt: skip
+
+
+def _judging(table: Tree, plan: str, stages: Tree) -> Tree:
+    """The stage that reads a plan's cells and writes its verdicts."""
+    code = [*(path for path in stages["report"]["deps"] if path.startswith("src/")), "src/tracerl/seeds.py"]
+    folders = [f"runs/{plan}/{family}-{seed}" for seed in table["plans"][plan]["seeds"] for family in table["families"]]
+    return {
+        "cmd": f"cd .. && python -m replication.judge {plan}",
+        "deps": [
+            *(f"{folder}/{part}" for folder in folders for part in ("data/evals", "reports/records", "reports/curves")),
+            "__init__.py",
+            "claims.yaml",
+            "judge.py",
+            "page.html.j2",
+            "page.py",
+            "plan.py",
+            *(f"../{path}" for path in code),
+        ],
+        "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in ("replication.html", "replication.json")],
+    }
+
+
+def targets(one: World) -> list[str]:
+    """The stages of a world that nothing else of it needs: with what they need they are all of it."""
+    needed = {str(section.get("init") or section.get("checkpoint")) for kind in KINDS[3:] for section in one.params[kind].values()}
+    return [f"{kind}@{one.name}-{name}" for kind, name in rounds_of(one) if kind == "evaluate" or f"{kind}@{name}" not in needed]
+
+
+def rounds_of(one: World) -> list[tuple[str, str]]:
+    """Kind and name of a world's rounds and evaluations."""
+    return [(kind, name) for kind in KINDS[3:] for name in one.params[kind]]
+
+
+def estimated_seconds(table: Tree, one: World) -> float:
+    """Of one quiet core, from the rates of the family and the plan's share of them."""
+    rates, start, speed = table["families"][one.family]["seconds"], table["start_seconds"], table["plans"][one.plan]["seconds"]
+    params: Params = parse_params(one.params, where=one.name)
+    total = rates["base_step"] * params.base.train.num_steps
+    total += sum(rates["sft_step"][settings.objective] * settings.num_steps for settings in params.sft.values())
+    responses = sum(params.traces.rollouts.values()) * params.traces.group_size + 2 * sum(params.traces.preferred.values())
+    for settings in params.rl.values():
+        total += rates["iteration"] * settings.iterations * (1.5 if settings.value is not None else 1.0)
+        asked = settings.held_out.num_problems * len(settings.tasks) * len(settings.held_out.remasking)
+        responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
+    for evaluation in params.evaluate.values():
+        responses += params.evaluation.num_problems * len(evaluation.tasks) * len(params.evaluation.remasking)
+    return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
+
+
+def estimate(plan: str, lanes: int) -> Iterator[str]:
+    """What a plan will take, world by world."""
+    table = read_table()
+    every = worlds(table, plan, default_params())
+    seconds = {one.name: estimated_seconds(table, one) for one in every}
+    for one in every:
+        count = 3 + len(rounds_of(one))
+        yield f"{one.name:16} {count:4} stages {seconds[one.name] / 60:7.0f} minutes of one core"
+    total, count = sum(seconds.values()), sum(3 + len(rounds_of(one)) for one in every)
+    hours = max(total / lanes, *seconds.values()) / 3600
+    yield f"{plan:16} {count:4} stages {total / 60:7.0f} minutes of one core, about {hours:.1f} hours in {lanes} lanes"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--estimate", action="store_true", help="write nothing, say how long each plan takes")
+    options = parser.parse_args()
+    if options.estimate:
+        load_params(ROOT / "params.yaml")
+        print("\n".join(line for plan in read_table()["plans"] for line in estimate(plan, 2)))
+    else:
+        write()
+
+
+if __name__ == "__main__":
+    main()
