@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.rows import merge_rows, row
+from benchmarks.sampler import settings_of
 from benchmarks.training_step import step, trajectories
-from tracerl.config import Optimizer, Sampler
-from tracerl.evaluation.generate import changed_settings, default_settings
+from tracerl.config import Optimizer
 from tracerl.models.cost import Meter
 from tracerl.models.transformer import Architecture, Transformer
 from tracerl.sampling.sampler import Request, sample
@@ -86,22 +86,9 @@ def roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
     return Roofline(2 * size**3 / product, 2 * table.numel() / moved)
 
 
-def settings_of(options: argparse.Namespace) -> Sampler:
-    given: dict[str, object] = {
-        "block_size": options.block_size,
-        "steps_per_block": options.steps_per_block,
-        "remasking": "static",
-        "temperature": 1.0,
-        "max_prompt_tokens": options.prompt,
-        "max_new_tokens": options.new_tokens,
-        "max_rows": options.rows,
-    }
-    return changed_settings(default_settings("block_causal"), given)
-
-
 def rollouts(model: Transformer, options: argparse.Namespace, roof: Roofline, clock: Callable[[Callable[[], object]], float]) -> None:
     """Groups of eight responses to prompts of one length, twice as many as there are slots."""
-    settings, arch = settings_of(options), model.architecture
+    settings, arch = settings_of(options, {"cache": "exact"}), model.architecture
     requests = []
     for i in range(max(1, options.rows // 4)):
         prompt = generator_for(1, "prompt", i).integers(1, arch.vocab_size - 1, size=options.prompt).tolist()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.rows import merge_rows
+from benchmarks.rows import merge_rows, row
 from tracerl import distributed
 from tracerl.config import Launch, parse_params
 from tracerl.models.tokenizer import character_tokenizer
@@ -65,11 +65,9 @@ def main() -> None:
     same = sum(mine[name] == theirs[name] for name in mine)
     equal = same == len(mine) == len(theirs)
     print(f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: {one / several:.2f} times (target {TARGET})")
-    merge_rows([{"name": f"ranks/{options.ranks}-of-one-thread", "ours_s": round(several, 3), "plain_s": round(one, 3),
-                 "ratio": round(one / several, 3), "target": TARGET, "equal": equal, "zero": options.zero}])  # fmt: skip
-    print(
-        f"the same responses in the first iteration: {same} of {len(mine)}; losses {seen[1]['losses']} and {seen[options.ranks]['losses']}"
-    )
+    merge_rows([row(f"ranks/{options.ranks}-of-one-thread", several, one, TARGET, equal, zero=options.zero)])
+    losses = [found["losses"] for found in seen.values()]
+    print(f"the same responses in the first iteration: {same} of {len(mine)}; losses {losses[0]} and {losses[1]}")
 
 
 def rank_of(options: argparse.Namespace) -> None:
@@ -101,7 +99,7 @@ def rank_of(options: argparse.Namespace) -> None:
         first = read_rollouts(options.rank_of / "w" / ROLLOUTS / "iter-00001.parquet")
         found = {
             "seconds": [after - before for before, after in pairwise(marks)],
-            "responses": {row["rollout_id"]: [row["response_ids"], row["step_map"]] for row in first.to_pylist()},
+            "responses": {one["rollout_id"]: [one["response_ids"], one["step_map"]] for one in first.to_pylist()},
             "losses": [round(row["loss"], 6) for row in curves["train"]],
         }
         (options.rank_of / "found.json").write_text(json.dumps(found))

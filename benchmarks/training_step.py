@@ -82,7 +82,6 @@ def logprobs_of(model: Transformer, views: Views, plain: bool) -> torch.Tensor:
 def step(trainer: Trainer[Transformer], batch: list[Trajectory], plain: bool) -> None:
     """One step of the policy."""
     model, views = trainer.model, views_of(batch, plain)
-    assert isinstance(model, Transformer)
     with torch.no_grad():
         old = logprobs_of(model.eval(), views, plain)
     weights = torch.full_like(old, 1 / len(old))
@@ -133,7 +132,6 @@ def largest_difference(case: dict[str, int]) -> float:
     found = []
     for plain in (False, True):
         trainer = trainer_of(case, plain, torch.float64)
-        assert isinstance(trainer.model, Transformer)
         views = views_of(trajectories(case), plain)
         order = torch.argsort(views.token)
         loss = (logprobs_of(trainer.model, views, plain)[order] * torch.linspace(-1, 1, len(order))).sum()
