@@ -12,7 +12,6 @@ import time
 import torch
 
 from tracerl.models.attention import Backend, flash_installed
-from tracerl.models.masks import CLEAN
 from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Layout, Transformer, new_model
 from tracerl.seeds import generator_for
 
@@ -29,15 +28,13 @@ def training_layout(length: int, device: torch.device) -> Layout:
 def cached_layout(length: int, device: torch.device) -> Layout:
     """The last block of every row against all keys up to it."""
     live = torch.arange(length - BLOCK, length, device=device).expand(ROWS, -1)
-    keys = torch.arange(length, device=device).expand(ROWS, -1)
-    return Layout(live, live // BLOCK, torch.full_like(live, CLEAN), keys // BLOCK, torch.full_like(keys, CLEAN))
+    return Layout(live, live, live, first_keys=torch.full((ROWS,), length, device=device), num_keys=length)
 
 
 def timed(model: Transformer, ids: torch.Tensor, layout: Layout, backend: Backend) -> tuple[float, torch.Tensor]:
     """Seconds of one pass, the best of several, and its hidden states."""
     window = None
-    if layout.key_blocks is not None:
-        length = layout.key_blocks.shape[1]
+    if length := layout.num_keys:
         window = CacheWindow(KeyValueCache(model, ROWS, length), 0, length)
     model.attention, best = backend, float("inf")
     for _ in range(REPEATS):

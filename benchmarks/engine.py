@@ -118,9 +118,7 @@ def _plain_hidden(model: Transformer, canvas: torch.Tensor, live: torch.Tensor, 
     """Hidden states of the live blocks: against the cache, or from the whole canvas up to them."""
     length = int(live.max()) + 1
     if cache is not None:
-        keys = torch.arange(length, device=live.device).expand(len(live), -1)
-        streams = torch.where(keys <= live[:, -1:], CLEAN, PAD)
-        layout = Layout(live, live // size, torch.full_like(live, CLEAN), keys // size, streams)
+        layout = Layout(live, live, live, first_keys=live[:, -1] + 1, num_keys=length)
         hidden: torch.Tensor = model(canvas.gather(1, live), layout, CacheWindow(cache, 0, length))
         return hidden
     positions = torch.arange(length, device=live.device).expand(len(live), -1)

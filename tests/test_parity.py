@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import models as tokenizer_models
 
-from tests.tiny import tiny_sampler
+from tests.tiny import cached_pass, tiny_sampler
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.masks import CLEAN, visible
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import CacheWindow, KeyValueCache, Layout, Transformer
+from tracerl.models.transformer import KeyValueCache, Layout, Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.views import PREDICTED, SHOWN, Plan, build_views
@@ -67,10 +67,9 @@ def test_block_causal_logits_through_the_cache(checkpoint, name):
     bounds = [params["prefill_blocks"] * size, *range((params["prefill_blocks"] + 1) * size, ids.shape[1] + 1, size)]
     logits, start = [], 0
     for end in bounds:
-        positions, keys = torch.arange(start, end).expand(len(ids), -1), torch.arange(end).expand(len(ids), -1)
-        layout = Layout(positions, positions // size, torch.zeros_like(positions), keys // size, torch.zeros_like(keys))
+        layout, window = cached_pass(cache, len(ids), start, end, size)
         if end > start:
-            logits.append(model.logits(model(ids[:, start:end], layout, CacheWindow(cache, 0, end))))
+            logits.append(model.logits(model(ids[:, start:end], layout, window)))
         start = end
     np.testing.assert_allclose(torch.cat(logits, 1).numpy(), arrays["out_logits_cached"], atol=1e-4, rtol=0)
 

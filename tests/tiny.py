@@ -11,7 +11,7 @@ import torch
 from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
 from tracerl.models.order import fit_order_module
-from tracerl.models.transformer import Architecture, Transformer, new_model
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Layout, Transformer, new_model
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
 
@@ -116,6 +116,14 @@ def tiny_requests(prompt_lengths: Sequence[int], seed: int = 1) -> list[Request]
         prompt = generator_for(seed, "prompt", i).integers(1, VOCAB_SIZE, size=length)
         requests.append(Request([int(token) for token in prompt], key_for(seed, "noise", i)))
     return requests
+
+
+def cached_pass(cache: KeyValueCache, rows: int, start: int, end: int, block_size: int) -> tuple[Layout, CacheWindow]:
+    """Of positions [start, end): a prefill from the first on, or the live block that follows what the cache holds."""
+    positions = torch.arange(start, end).expand(rows, -1)
+    if start == 0:
+        return Layout(positions, positions // block_size, torch.zeros_like(positions)), CacheWindow(cache, 0, 0)
+    return Layout(positions, positions, positions, first_keys=torch.full((rows,), end), num_keys=end), CacheWindow(cache, 0, end)
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> torch.Tensor:

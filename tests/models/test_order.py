@@ -15,7 +15,8 @@ from tracerl.config import Compute, Lora
 from tracerl.errors import CheckpointError, DataError
 from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
 from tracerl.models.families import FAMILIES
-from tracerl.models.order import FOLDER, WEIGHTS, fit_order_module
+from tracerl.models.order import FOLDER, fit_order_module
+from tracerl.models.side import WEIGHTS
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel

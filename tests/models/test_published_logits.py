@@ -12,10 +12,11 @@ import torch
 from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import models as tokenizer_models
 
+from tests.tiny import cached_pass
 from tracerl.models.checkpoint import load_checkpoint, published_state, save_checkpoint
 from tracerl.models.masks import CLEAN, PAD
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import CacheWindow, KeyValueCache, Layout, Transformer, predictor_positions
+from tracerl.models.transformer import KeyValueCache, Layout, Transformer, predictor_positions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
 FULL = [(family, path.stem) for family in ("llada", "dream") for path in sorted((FIXTURES / family).glob("logits_*.npz"))]
@@ -102,9 +103,8 @@ def test_block_causal_logits_with_a_tied_head(models, cached):
     bounds = [0, size * params["prefill_blocks"], *range(size * (params["prefill_blocks"] + 1), ids.shape[1] + 1, size)]
     cache, parts = KeyValueCache(model, len(ids), ids.shape[1]), []
     for start, end in pairwise(bounds) if cached else [(0, ids.shape[1])]:
-        positions, keys = torch.arange(start, end).expand(len(ids), -1), torch.arange(end).expand(len(ids), -1)
-        layout = Layout(positions, positions // size, torch.zeros_like(positions), keys // size, torch.zeros_like(keys))
-        parts.append(model.logits(model(ids[:, start:end], layout, CacheWindow(cache, 0, end))))
+        layout, window = cached_pass(cache, len(ids), start, end, size)
+        parts.append(model.logits(model(ids[:, start:end], layout, window)))
     wanted = arrays["out_logits_cached" if cached else "out_logits"]
     np.testing.assert_allclose(torch.cat(parts, 1).numpy(), wanted, atol=1e-4, rtol=0)
 

@@ -441,24 +441,45 @@ def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured
     for part in round_._micro_batches(batch_of(responses(family), ADVANTAGES), 1, 0):
         logprobs, order = scores(round_.method, model, part.views, settings)
         new = estimates(round_.method, logprobs, part.units, part.views, part.advantages, settings)
+        assert part.old_logprobs is not None
         assert float((new - part.old_logprobs).abs().max()) <= 1e-6
         assert (order is None) == (part.old_order is None)
         if order is not None and part.old_order is not None:
             assert float((order - part.old_order).abs().max()) <= 1e-6
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_first_step_of_an_iteration_takes_the_old_logprobs_from_its_own_pass(method, tmp_path):
+    """The same loss and gradient, bit for bit, as with a pass before; and no such pass."""
+    model, passes = sharp_model("sdar"), []
+    model.register_forward_hook(lambda *_: passes.append(1))
+    round_ = round_on(model, round_of(method, train_block_size=4, micro_batch_tokens=60), tmp_path)
+    found = []
+    for unmoved in (False, True):
+        passes.clear()
+        parts = round_._micro_batches(batch_of(responses("sdar"), ADVANTAGES), 1, 0, unmoved)
+        assert len(passes) == (0 if unmoved else len(parts))
+        figures = {"kl": 0.0, "clip_fraction": 0.0, "order_clip_fraction": 0.0}
+        loss = torch.stack([round_._loss(part, figures) for part in parts]).sum()
+        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+        assert set(figures.values()) == {0.0}
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_the_default_method_is_the_plain_clipped_objective_bit_for_bit(tmp_path):
     model, batch, settings = sharp_model("sdar"), responses("sdar"), round_of("tracerl", train_block_size=4)
     round_ = round_on(model, settings, tmp_path)
     (part,) = round_._micro_batches(batch_of(batch, ADVANTAGES), 1, 0)
-    part = replace(part, old_logprobs=part.old_logprobs + 0.1, reference_logprobs=part.reference_logprobs - 0.2)
+    assert part.old_logprobs is not None
+    old, reference = part.old_logprobs + 0.1, part.old_logprobs - 0.2
+    part = replace(part, old_logprobs=old, reference_logprobs=reference)
     logprobs = token_logprobs(model, part.views, settings.sampler.temperature)
     plans = [round_._plan(trajectory, 1, 0) for trajectory in batch]
     (order,) = packed([num_layout_tokens(t, p, 4, model.family) for t, p in zip(batch, plans, strict=True)], settings.micro_batch_tokens)
     advantages = torch.tensor(ADVANTAGES)[torch.tensor(order)[part.views.source]]
     weights = token_weights("step", part.views.group, len(batch))
-    gain = clipped_objective(logprobs - part.old_logprobs, advantages, settings.clip)
-    penalty = kl_penalty(settings.kl, logprobs, part.reference_logprobs)
+    gain = clipped_objective(logprobs - old, advantages, settings.clip)
+    penalty = kl_penalty(settings.kl, logprobs, reference)
     plain = -(weights * (gain - settings.kl_weight * penalty)).sum()
     ours = round_._loss(part, {"kl": 0.0, "clip_fraction": 0.0})
     assert torch.equal(plain, ours)

@@ -33,27 +33,27 @@ _LONG_ON_CPU = 1024  # the same for chunks of queries, whose kernels are called 
 
 @dataclass(frozen=True)
 class Visibility:
-    """Who sees whom in a pass: blocks and streams of queries int64 [B, Q] and keys int64 [B, K] (masks.py).
+    """Who sees whom in a pass: blocks and streams int64 [B, L] of tokens that see each other (masks.py).
 
-    themselves: the keys are the queries, and padding sees itself, only because a softmax over nothing is not a number.
+    Padding sees itself, only because a softmax over nothing is not a number.
     first_keys, num_keys: every query of a row sees its first keys, int64 [B], of so many, whatever the blocks and streams say.
     """
 
     blocks: torch.Tensor
     streams: torch.Tensor
-    key_blocks: torch.Tensor
-    key_streams: torch.Tensor
-    themselves: bool
     first_keys: torch.Tensor | None = None
     num_keys: int = 0
+
+    @property
+    def themselves(self) -> bool:
+        """Whether the keys are the queries."""
+        return self.first_keys is None
 
     def mask(self) -> torch.Tensor:
         """Bool [B, Q, K], or [B, 1, K] where all queries of a row see the same."""
         if self.first_keys is not None:
             return (torch.arange(self.num_keys, device=self.blocks.device) < self.first_keys.unsqueeze(1)).unsqueeze(1)
-        seen = visible(self.blocks, self.streams, self.key_blocks, self.key_streams)
-        if not self.themselves:
-            return seen
+        seen = visible(self.blocks, self.streams, self.blocks, self.streams)
         return seen | torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
 
     def prefix(self) -> torch.Tensor | None:
@@ -64,7 +64,7 @@ class Visibility:
         if bool(((self.streams != CLEAN) & real).any()):
             return None
         last = self.blocks.masked_fill(~real, -1).amax(1, keepdim=True)
-        seen = (self.key_streams == CLEAN) & (self.key_blocks <= last)
+        seen = (self.streams == CLEAN) & (self.blocks <= last)
         count = seen.sum(1, keepdim=True)
         first = torch.arange(seen.shape[1], device=seen.device) < count
         if bool(((self.blocks != last) & real).any() | (seen != first).any()):
@@ -77,11 +77,10 @@ class Visibility:
         def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             if self.first_keys is not None:
                 return k < self.first_keys[b]
-            rule = sees(self.blocks[b, q], self.streams[b, q], self.key_blocks[b, k], self.key_streams[b, k])
-            return rule | (q == k) if self.themselves else rule
+            return sees(self.blocks[b, q], self.streams[b, q], self.blocks[b, k], self.streams[b, k]) | (q == k)
 
         rows, queries = self.blocks.shape
-        keys = self.key_blocks.shape[1] if self.first_keys is None else self.num_keys
+        keys = queries if self.first_keys is None else self.num_keys
         return create_block_mask(seen, rows, None, queries, keys, device=self.blocks.device)
 
 

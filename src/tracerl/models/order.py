@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from tracerl.errors import CheckpointError
+from tracerl.models.side import WEIGHTS, fill_module, save_module
 
 if TYPE_CHECKING:
     from tracerl.models.transformer import Transformer
 
-FOLDER, WEIGHTS = "order", "model.safetensors"
+FOLDER = "order"
 
 
 class OrderModule(nn.Module):
@@ -48,8 +46,7 @@ def fit_order_module(model: "Transformer", generator: np.random.Generator) -> No
     if model.order is not None:
         model.order.requires_grad_(True)
         return
-    weight = model.model.embed_tokens.weight
-    module = OrderModule(model.architecture.hidden_size).to(weight.device, weight.dtype)
+    module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
     with torch.no_grad():
         shape = tuple(module.inner.weight.shape)
         module.inner.weight.copy_(torch.from_numpy(generator.standard_normal(shape) * shape[1] ** -0.5))
@@ -60,29 +57,15 @@ def fit_order_module(model: "Transformer", generator: np.random.Generator) -> No
 
 def save_order_module(model: "Transformer", checkpoint: Path) -> None:
     """Writes the order module, if there is one, into the folder `order` of a checkpoint directory."""
-    if model.order is None:
-        return
-    path = checkpoint / FOLDER / WEIGHTS
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in model.order.state_dict().items()}, path)
-    except SafetensorError as error:
-        raise CheckpointError("the order module could not be written", where=str(path), got=error,
-                              do="free disk space and run the same command again: it resumes") from error  # fmt: skip
+    if model.order is not None:
+        save_module(model.order, checkpoint / FOLDER, "order module")
 
 
 def load_order_module(model: "Transformer", checkpoint: Path) -> None:
     """Gives the model the order module of a checkpoint directory, if that has one. Raises CheckpointError if it does not fit."""
-    path = checkpoint / FOLDER / WEIGHTS
-    if not path.is_file():
+    if not (checkpoint / FOLDER / WEIGHTS).is_file():
         return
-    weight = model.model.embed_tokens.weight
-    module = OrderModule(model.architecture.hidden_size).to(weight.device, weight.dtype)
-    try:
-        with safe_open(path, framework="pt") as file:
-            module.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError("the checkpoint's order module cannot be read", where=str(path), got=error,
-                              wanted="the module of a policy of this shape",
-                              do="delete the folder `order` to go on without it") from error  # fmt: skip
+    module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
+    fill_module(module, checkpoint / FOLDER, "order module", "the module of a policy of this shape",
+                "delete the folder `order` to go on without it")  # fmt: skip
     model.order = module

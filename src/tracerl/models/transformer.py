@@ -50,9 +50,8 @@ class Architecture:
 class Layout:
     """Where the tokens of a forward pass stand: all int64 [B, L] (masks.py explains blocks and streams).
 
-    key_blocks, key_streams: int64 [B, K], those of the keys where they are not the queries themselves (a cached pass).
-    first_keys: int64 [B], of a pass in which every query of a row sees its first keys out of `num_keys`, and nothing else: then blocks and
-        streams say nothing.
+    first_keys: int64 [B], of a cached pass, in which every query of a row sees its first keys out of `num_keys`, and nothing else: then
+        blocks and streams say nothing.
 
     Example, block size 2, two clean blocks and one noisy view of the second:
         positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
@@ -61,8 +60,6 @@ class Layout:
     positions: torch.Tensor
     blocks: torch.Tensor
     streams: torch.Tensor
-    key_blocks: torch.Tensor | None = None
-    key_streams: torch.Tensor | None = None
     first_keys: torch.Tensor | None = None
     num_keys: int = 0
 
@@ -74,11 +71,7 @@ class Layout:
 
     def visibility(self) -> Visibility:
         """Who sees whom."""
-        if self.first_keys is not None:
-            return Visibility(self.blocks, self.streams, self.blocks, self.streams, False, self.first_keys, self.num_keys)
-        if self.key_blocks is not None and self.key_streams is not None:
-            return Visibility(self.blocks, self.streams, self.key_blocks, self.key_streams, themselves=False)
-        return Visibility(self.blocks, self.streams, self.blocks, self.streams, themselves=True)
+        return Visibility(self.blocks, self.streams, self.first_keys, self.num_keys)
 
     def mask(self) -> torch.Tensor:
         """Visibility, bool [B, L, K]."""
@@ -91,7 +84,6 @@ class KeyValueCache:
     def __init__(self, model: "Transformer", num_rows: int, max_length: int) -> None:
         arch, weight = model.architecture, model.model.embed_tokens.weight
         shape = (num_rows, max_length + 1, arch.num_kv_heads, arch.head_dim)
-        self.max_length = self.spare_column = max_length
         self.keys = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
         self.values = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
 
@@ -107,7 +99,7 @@ class CacheWindow:
 
     length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only (prefill).
     rows: int64 [B], the rows where they do not follow each other. columns: int64 [B, L], where keys and values are written if that is not
-    at the positions; `KeyValueCache.spare_column` takes those that nobody may read.
+    at the positions; the cache's last column takes those that nobody may read.
     """
 
     cache: KeyValueCache
@@ -248,6 +240,10 @@ class Transformer(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.model.embed_tokens.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.embed_tokens.weight.dtype
 
     def forward(self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None) -> torch.Tensor:
         """Hidden states after the last norm, [B, L, hidden], for input_ids int64 [B, L]."""

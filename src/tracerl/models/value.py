@@ -8,14 +8,12 @@ import copy
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from tracerl.errors import CheckpointError
+from tracerl.models.side import fill_module, save_module
 from tracerl.models.transformer import Layout, Transformer
 
-FOLDER, WEIGHTS = "value", "model.safetensors"
+FOLDER = "value"
 
 
 class ValueModel(nn.Module):
@@ -27,8 +25,7 @@ class ValueModel(nn.Module):
         self.transformer = copy.deepcopy(policy)
         self.transformer.lm_head = nn.Identity()  # type: ignore[assignment]
         self.transformer.order = None
-        weight = policy.model.embed_tokens.weight
-        self.value_head = nn.Linear(policy.architecture.hidden_size, 1, device=weight.device, dtype=weight.dtype)
+        self.value_head = nn.Linear(policy.architecture.hidden_size, 1, device=policy.device, dtype=policy.dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
@@ -41,13 +38,7 @@ class ValueModel(nn.Module):
 
 def save_value_model(model: ValueModel, checkpoint: Path) -> None:
     """Writes the value model into the folder `value` of its policy's checkpoint directory."""
-    folder = checkpoint / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS)
-    except SafetensorError as error:
-        raise CheckpointError("the value model could not be written", where=str(folder / WEIGHTS), got=error,
-                              do="free disk space and run the same command again: it resumes") from error  # fmt: skip
+    save_module(model, checkpoint / FOLDER, "value model")
 
 
 def load_value_model(policy: Transformer, checkpoint: Path) -> ValueModel:
@@ -55,12 +46,7 @@ def load_value_model(policy: Transformer, checkpoint: Path) -> ValueModel:
 
     Raises CheckpointError if the checkpoint has none or one of another shape.
     """
-    path, model = checkpoint / FOLDER / WEIGHTS, ValueModel(policy)
-    try:
-        with safe_open(path, framework="pt") as file:
-            model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise CheckpointError("the checkpoint's value model cannot be read", where=str(path), got=error,
-                              wanted="a value model of the policy's shape, saved by a round with advantages 'gae' and the same lora",
-                              do="set value.start to 'policy'") from error  # fmt: skip
+    model = ValueModel(policy)
+    wanted = "a value model of the policy's shape, saved by a round with advantages 'gae' and the same lora"
+    fill_module(model, checkpoint / FOLDER, "value model", wanted, "set value.start to 'policy'")
     return model

@@ -59,6 +59,15 @@ def grid_blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.
     return positions // block_size if family.attention == "block_causal" else np.zeros_like(positions)
 
 
+def _blocks_with(
+    trajectory: Trajectory, block_size: int, family: Family, chosen: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Which blocks of the grid hold a chosen token in which view, bool [views, B], from bool [views, R]; and their numbers, int64 [B]."""
+    blocks = grid_blocks(trajectory, block_size, family)
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    return np.logical_or.reduceat(chosen, starts, axis=1), blocks[starts]
+
+
 def sampling_blocks(trajectory: Trajectory, family: Family, block_size: int) -> npt.NDArray[np.int64]:
     """Block of each response token in the order of sampling, int64 [R]: on the grid, or counted from the response for full attention."""
     first = len(trajectory.prompt_ids) if family.attention == "block_causal" else 0
@@ -80,8 +89,9 @@ def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: 
 def trace_steps(trajectory: Trajectory, block_size: int, family: Family, shrink: int) -> npt.NDArray[np.int64]:
     """Number of the step of each trainable token, int64 [num_tokens]: the groups of `trace_plan` in the order of (block, group), from 0."""
     blocks = grid_blocks(trajectory, block_size, family)
-    pairs = np.stack([blocks, _step_groups(trajectory, blocks, blocks, shrink)])[:, : trajectory.num_tokens]
-    return np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+    groups = _step_groups(trajectory, blocks, blocks, shrink)
+    pairs = (blocks * len(blocks) + groups)[: trajectory.num_tokens]
+    return _ranks(np.zeros_like(pairs), pairs)
 
 
 def segment_plan(
@@ -114,16 +124,20 @@ def segment_plan(
 
 def _step_groups(trajectory: Trajectory, blocks: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], shrink: int) -> npt.NDArray[np.int64]:
     """Group of each response token, int64 [R], counted in its block: every `shrink` neighbouring distinct steps of an inner block."""
-    steps = trajectory.step_map.astype(np.int64)
-    rank = np.empty_like(steps)
-    for part in np.unique(inner):
-        inside = inner == part
-        rank[inside] = np.unique(steps[inside], return_inverse=True)[1].reshape(-1) // shrink
-    group = np.empty_like(steps)
-    for block in np.unique(blocks):
-        inside = blocks == block
-        group[inside] = np.unique(np.stack([inner[inside], rank[inside]]), axis=1, return_inverse=True)[1].reshape(-1)
-    return group
+    group = _ranks(inner, trajectory.step_map.astype(np.int64)) // shrink
+    return _ranks(blocks, inner * len(blocks) + group)
+
+
+def _ranks(parts: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Place of each value among the distinct values of its part, from 0; all int64 [N]."""
+    order = np.lexsort((values, parts))
+    first, distinct = np.ones((2, len(values)), dtype=bool)
+    np.not_equal(parts[order[1:]], parts[order[:-1]], out=first[1:])
+    np.not_equal(values[order[1:]], values[order[:-1]], out=distinct[1:])
+    number = (first | distinct).cumsum()
+    ranks = np.empty_like(values)
+    ranks[order] = number - np.maximum.accumulate(np.where(first, number, 0))
+    return ranks
 
 
 def _ordered_states(group: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int8]:
@@ -285,8 +299,7 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
         return len(trajectory.prompt_ids) + len(trajectory.response_ids)
     if family.attention == "full":
         return canvas * len(plan.states)
-    blocks = grid_blocks(trajectory, block_size, family)
-    return canvas + block_size * sum(len(np.unique(blocks[states == PREDICTED])) for states in plan.states)
+    return canvas + block_size * int(_blocks_with(trajectory, block_size, family, plan.states == PREDICTED)[0].sum())
 
 
 def row_bundles(
@@ -349,8 +362,8 @@ def build_views(
         blocks = grid_blocks(trajectory, block_size, family)
         made = _causal_rows(trajectory, plan, family) if plan.causal else lay_out(trajectory, plan, block_size, family, mask_id)
         for everyone in made:
-            _, local = np.unique(np.stack([blocks[everyone.tokens], everyone.views]), axis=1, return_inverse=True)
-            contest = local.reshape(-1) + num_groups
+            local = _ranks(np.zeros_like(everyone.tokens), blocks[everyone.tokens] * len(plan.states) + everyone.views)
+            contest = local + num_groups
             scored = plan.states[everyone.views, everyone.tokens] == PREDICTED
             if plan.order is not None:
                 rivals.append(_contests(everyone, contest, plan.order, scored, len(rows), sum(len(part[0]) for part in rivals)))
@@ -475,23 +488,17 @@ def _block_rows(trajectory: Trajectory, plan: Plan, block_size: int, family: Fam
     """[clean | noisy views], each noisy view only with the blocks in which it predicts something."""
     canvas = _canvas(trajectory, block_size, family, mask_id, plan.masked_prompt)
     prompt, response = len(trajectory.prompt_ids), len(trajectory.response_ids)
-    positions = np.arange(len(canvas))
-    pieces = [(canvas, positions, np.zeros_like(positions) + CLEAN)]
-    columns, tokens, views = [], [], []
-    offset = len(canvas)
-    for view, states in enumerate(plan.states):
-        predicted = np.flatnonzero(states >= PREDICTED)
-        if not len(predicted):
-            continue
-        noisy = canvas.copy()
-        noisy[prompt : prompt + response][states != SHOWN] = mask_id
-        blocks = np.unique((prompt + predicted) // block_size)
-        at = (blocks[:, None] * block_size + np.arange(block_size)).reshape(-1)
-        pieces.append((noisy[at], at, np.full(len(at), view + 1)))
-        columns.append(offset + np.searchsorted(at, prompt + predicted))
-        tokens.append(predicted)
-        views.append(np.full(len(predicted), view))
-        offset += len(at)
-    ids, where, streams = (np.concatenate(part) for part in zip(*pieces, strict=True))
-    none = np.zeros(0, dtype=np.int64)
-    return [_Row(ids, where, where // block_size, streams, *(np.concatenate(p) if p else none for p in (columns, tokens, views)))]
+    chosen = plan.states >= PREDICTED
+    there, numbers = _blocks_with(trajectory, block_size, family, chosen)
+    view, block = there.nonzero()
+    at = numbers[block][:, None] * block_size + np.arange(block_size)  # [noisy blocks, K], view by view
+    masked = np.zeros((len(plan.states), len(canvas)), dtype=bool)
+    masked[:, prompt : prompt + response] = plan.states != SHOWN
+    noisy = np.where(masked[view[:, None], at], mask_id, canvas[at])
+    where = np.concatenate([np.arange(len(canvas)), at.reshape(-1)])
+    streams = np.concatenate([np.full(len(canvas), CLEAN), (view + 1).repeat(block_size)])
+    views, tokens = chosen.nonzero()
+    nth = there.cumsum().reshape(there.shape) - 1  # of the noisy blocks
+    inside = (prompt + tokens) % block_size
+    columns = len(canvas) + nth[views, (prompt + tokens) // block_size - numbers[0]] * block_size + inside
+    return [_Row(np.concatenate([canvas, noisy.reshape(-1)]), where, where // block_size, streams, columns, tokens, views)]

@@ -1,5 +1,6 @@
 """How many passes a stage of a params file takes, and their floating-point operations, were everything as large as its limits allow."""
 
+import math
 from dataclasses import dataclass
 
 from tracerl.config import RlRound, Sampler, Traces, Training
@@ -82,9 +83,11 @@ def rl_work(settings: RlRound, arch: Architecture) -> Work:
     views = _views(arch, block, settings.shrink, sampler.max_new_tokens) if traced else 2 * (settings.copies or 1) * (settings.nodes or 1)
     count = settings.groups * settings.group_size
     tokens, predicted = count * _layout(arch, length, views), count * sampler.max_new_tokens * (1 if traced else views)
-    without = 1 + (settings.kl_to != "iteration")
     draws = settings.epochs if settings.method != "tracerl" else 1
-    update = _trained(tokens, predicted, settings.micro_batch_tokens, arch, settings.epochs, without * draws)
+    without = draws * (1.0 + (settings.kl_to != "iteration"))
+    if settings.epochs == draws:  # the first optimizer step needs no other pass than its own
+        without -= 1 / settings.updates
+    update = _trained(tokens, predicted, settings.micro_batch_tokens, arch, settings.epochs, without)
     if settings.value is not None:
         update += _trained(count * _layout(arch, length, _views(arch, block, settings.shrink, sampler.max_new_tokens)), 0,
                            settings.micro_batch_tokens, arch, 1, 1)  # fmt: skip
@@ -105,7 +108,7 @@ def _layout(arch: Architecture, length: int, views: int) -> int:
     return views * length if FAMILIES[arch.family].attention == "full" else (1 + views) * length
 
 
-def _trained(tokens: int, predicted: int, micro_batch: int, arch: Architecture, epochs: int, without: int) -> Work:
+def _trained(tokens: int, predicted: int, micro_batch: int, arch: Architecture, epochs: int, without: float) -> Work:
     """Passes with a gradient (`epochs` of them) and without one."""
-    passes = -(-tokens // micro_batch) * (epochs + without)
+    passes = math.ceil(-(-tokens // micro_batch) * (epochs + without))
     return Work(passes, float(3 * epochs + without) * (tokens * layer_flops(arch) + predicted * head_flops(arch)))

@@ -8,7 +8,8 @@ exactly. A round may have phases (training/phases.py): an iteration is one of it
 A response whose verdict is undecided is stored and counted, and that is all: it is neither paid nor charged, so it leaves its group before
 the filter, the advantages and the training.
 
-Old and new log-probabilities are taken over the same views in the same micro-batches, so that the ratio starts at 1 to rounding. Views
+Old and new log-probabilities are taken over the same views in the same micro-batches, so that the ratio starts at 1 to rounding. The
+first optimizer step of an iteration is made with the policy that sampled: its own pass gives the old ones, and there is no other. Views
 that are drawn are drawn anew for every epoch; their draw is a function of (seed, stage, iteration, epoch, response).
 
 Departures from TraceRL's paper and public code: views lie on the absolute block grid the sampler used (the public code's start at the
@@ -66,16 +67,17 @@ class Batch:
 class MicroBatch:
     """Views of some trajectories and their units, with everything about them that the update leaves constant, all [U].
 
-    old_order: log-probability of each unit's place in the order of commitment, if the method scores it. counts: false for a repeated
-    one that only gives this rank as many passes as the others have.
+    old_logprobs: None where the policy will not have moved when they are needed. reference_logprobs: None where they are the old ones.
+    old_order: log-probability of each unit's place in the order of commitment, if the method scores it and the policy will have moved.
+    counts: false for a repeated one that only gives this rank as many passes as the others have.
     """
 
     views: Views
     units: Units
     weights: torch.Tensor
     advantages: torch.Tensor
-    old_logprobs: torch.Tensor
-    reference_logprobs: torch.Tensor
+    old_logprobs: torch.Tensor | None
+    reference_logprobs: torch.Tensor | None
     old_order: torch.Tensor | None
     counts: bool
 
@@ -197,9 +199,10 @@ class _Round:
         order = generator_for(self.seed, self.stage, iteration, "updates").permutation(len(kept))
         advantages, figures = self._advantages(kept, iteration)
         batches = [self._batch(kept, advantages, part) for part in np.array_split(order, self.settings.updates) if len(part)]
-        prepared = [self._micro_batches(batch, iteration, 0) for batch in batches]
+        again = self.method.draws
+        unmoved = again or self.settings.epochs == 1  # whether the first batch's views serve once, before any update
+        prepared = [self._micro_batches(batch, iteration, 0, unmoved and number == 0) for number, batch in enumerate(batches)]
         for epoch in range(1, self.settings.epochs):
-            again = self.method.draws
             prepared += [self._micro_batches(batch, iteration, epoch) for batch in batches] if again else prepared[: len(batches)]
         updates = [self._update(micro_batches) for micro_batches in prepared]
         self.trainer.follow()
@@ -241,10 +244,10 @@ class _Round:
     def _dropped(self, groups: Sequence[Sequence[Rollout]]) -> dict[str, int]:
         """Sampled groups that teach nothing, by why: those above the range of pass rates (or all equal), those below it, and those with
         fewer than two decided responses."""
-        dropped = [_rewards(_decided(group)) for group in groups if not self._keeps(group)]
-        means = [float(rewards.mean()) for rewards in dropped if len(rewards) > 1]
-        hard = sum(mean < self.settings.pass_rate[0] for mean in means)
-        return {"too_easy_groups": len(means) - hard, "too_hard_groups": hard, "undecided_groups": len(dropped) - len(means)}
+        dropped = [_decided(group) for group in groups if not self._keeps(group)]
+        rates = [np.mean([rollout.verdict == "correct" for rollout in group]) for group in dropped if len(group) > 1]
+        hard = int(sum(rate < self.settings.pass_rate[0] for rate in rates))
+        return {"too_easy_groups": len(rates) - hard, "too_hard_groups": hard, "undecided_groups": len(dropped) - len(rates)}
 
     def _store(self, name: str, table: pa.Table) -> None:
         """Writes rollouts and holds the file to the store's rules before anything is learned from it."""
@@ -336,15 +339,18 @@ class _Round:
         rollouts = [(rollout, table) for i in part for rollout, table in zip(kept[i], advantages[i], strict=True)]
         return Batch([self._trainable(rollout) for rollout, _ in rollouts], [table for _, table in rollouts])
 
-    def _micro_batches(self, batch: Batch, iteration: int, epoch: int) -> list[MicroBatch]:
-        """Views, units, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use."""
+    def _micro_batches(self, batch: Batch, iteration: int, epoch: int, unmoved: bool = False) -> list[MicroBatch]:
+        """Views, units, weights and old log-probabilities of one optimizer step, in the micro-batches that its gradient will use.
+
+        unmoved: whether that step is made with the policy as it is now, so that its own pass will give the old log-probabilities.
+        """
         settings, family, size, method = self.settings, self.model.family, self.settings.train_block_size, self.method
         plans = [self._plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
         together = settings.group_tokens or 0
         bundles, lengths = row_bundles(batch.trajectories, plans, size, family, together)
         tokens = sum(num_units(method, p, t) for p, t in zip(plans, batch.trajectories, strict=True))
         divisor = denominator(settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens)
-        prepared = []
+        prepared, wide = [], torch.promote_types(self.model.dtype, torch.float32)
         for packing, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
             indices = [i for bundle in packing for i in bundles[bundle]]
             chosen, shown = [batch.trajectories[i] for i in indices], [plans[i] for i in indices]
@@ -353,17 +359,20 @@ class _Round:
             weights = unit_weights(settings.reduction, units, divisor).to(self.model.device) * counts
             starts = torch.tensor(np.cumsum([0, *(len(t.response_ids) for t in chosen)])[:-1])
             table = torch.from_numpy(np.concatenate([batch.advantages[i] for i in indices]))
+            advantages = table[starts[units.source] + units.token].to(self.model.device, wide)
             units = units.to(self.model.device)
             with torch.no_grad():
-                logprobs, order = scores(method, self.trainer.model.eval(), views, settings)
-                advantages = table[starts[units.source.cpu()] + units.token.cpu()].to(logprobs.dtype).to(logprobs.device)
-                old = estimates(method, logprobs, units, views, advantages, settings)
-                reference = old
-                if self.reference is not None:
-                    theirs, _ = scores(method, self.reference, views, settings)
-                    reference = estimates(method, theirs, units, views, advantages, settings)
+                old, order = (None, None) if unmoved else self._likelihoods(self.trainer.model.eval(), views, units, advantages)
+                reference = None if self.reference is None else self._likelihoods(self.reference, views, units, advantages)[0]
             prepared.append(MicroBatch(views, units, weights, advantages, old, reference, order, counts))
         return prepared
+
+    def _likelihoods(
+        self, model: Transformer, views: Views, units: Units, advantages: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-likelihood of every unit, and of its place in the order of commitment if the method scores that, both [U]."""
+        logprobs, order = scores(self.method, model, views, self.settings)
+        return estimates(self.method, logprobs, units, views, advantages, self.settings), order
 
     def _plan(self, trajectory: Trajectory, iteration: int, epoch: int) -> Plan:
         """The method's views of a trajectory. Their noise is a function of the trajectory's content, not of its place in a batch."""
@@ -379,7 +388,7 @@ class _Round:
             return lambda: self._loss(batch, figures)
 
         stats = self.trainer.step([loss_of(batch) for batch in micro_batches])
-        own = sum(len(batch.old_logprobs) for batch in micro_batches if batch.counts)
+        own = sum(len(batch.weights) for batch in micro_batches if batch.counts)
         figures = distributed.summed({**figures, "count": own})
         count = max(figures.pop("count"), 1)
         return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **{k: v / count for k, v in figures.items()}}
@@ -387,19 +396,21 @@ class _Round:
     def _loss(self, batch: MicroBatch, figures: dict[str, float]) -> torch.Tensor:
         """The loss of a micro-batch; adds up its figures."""
         settings, units = self.settings, batch.units
-        logprobs, order = scores(self.method, self.trainer.model, batch.views, settings)
-        new = estimates(self.method, logprobs, units, batch.views, batch.advantages, settings)
-        difference = new.detach() - batch.old_logprobs
+        new, order = self._likelihoods(self.trainer.model.eval(), batch.views, units, batch.advantages)
+        old = new.detach() if batch.old_logprobs is None else batch.old_logprobs
+        reference = old if batch.reference_logprobs is None else batch.reference_logprobs
+        difference = new.detach() - old
         figures["kl"] += batch.counts * float((torch.exp(difference) - 1 - difference).sum())
         figures["clip_fraction"] += batch.counts * self._clipped(difference, settings.clip, units)
-        gain = policy_gain(settings.ratio, new, batch.old_logprobs, batch.advantages, settings.clip, units.source, units.weight)
-        penalty = kl_penalty(settings.kl, new * units.size, batch.reference_logprobs * units.size) / units.size
+        gain = policy_gain(settings.ratio, new, old, batch.advantages, settings.clip, units.source, units.weight)
+        penalty = kl_penalty(settings.kl, new * units.size, reference * units.size) / units.size
         loss = policy_loss(gain, penalty, batch.weights, settings.kl_weight)
-        if order is None or batch.old_order is None:
+        if order is None:
             return loss
         clip, weight = given(settings.order_clip), given(settings.order_weight)
-        figures["order_clip_fraction"] += batch.counts * self._clipped(order.detach() - batch.old_order, clip, units)
-        gain = policy_gain(settings.ratio, order, batch.old_order, batch.advantages, clip, units.source, units.weight)
+        old = order.detach() if batch.old_order is None else batch.old_order
+        figures["order_clip_fraction"] += batch.counts * self._clipped(order.detach() - old, clip, units)
+        gain = policy_gain(settings.ratio, order, old, batch.advantages, clip, units.source, units.weight)
         return loss - weight * (batch.weights * gain).sum()
 
     def _clipped(self, difference: torch.Tensor, clip: tuple[float, float], units: Units) -> float:

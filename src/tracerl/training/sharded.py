@@ -8,6 +8,7 @@ Gradients are sums over ranks, as everywhere here: DeepSpeed takes means, which 
 """
 
 import copy
+import functools
 import logging
 import warnings
 from collections.abc import Iterable
@@ -135,6 +136,7 @@ class Sharded(Generic[Model]):
                                 do="use a number of ranks that divides the model's sizes, or launch.zero: 2")  # fmt: skip
 
 
+@functools.cache
 def _deepspeed() -> Any:
     """The package, told where it runs. Imported here: it costs seconds and is optional."""
     try:
