@@ -5,9 +5,9 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -30,18 +30,39 @@ from tracerl.types import Rollout, Task
 
 OPTIMIZER = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.5, "warmup": 0, "decay": 0.0}
 CRITIC = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 10.0, "every": 1, "updates": 2, "optimizer": OPTIMIZER}
-# By name: ZeRO stage, whether adapters are trained.
-WORLDS = {"plain": (0, False), "zero1": (1, True), "zero2": (2, False), "zero3": (3, False), "zero3-lora": (3, True)}
+Zero = Literal[0, 1, 2, 3]
 
-STOPPED = ("plain", "zero2", "zero3-lora")  # of these, a state is left for another world
+
+@dataclass(frozen=True)
+class World:
+    """How a round runs. checkpointed: layers are computed again for the gradient."""
+
+    zero: Zero = 0
+    lora: bool = False
+    offload: bool = False
+    checkpointed: bool = False
+    dtype: torch.dtype = torch.float32
+
+
+WORLDS = {
+    "plain": World(),
+    "zero1": World(1, lora=True),
+    "zero2": World(2),
+    "zero2-offload": World(2, offload=True, checkpointed=True),
+    "zero3": World(3, checkpointed=True),
+    "zero3-lora": World(3, lora=True, offload=True),
+}
+STOPPED = ("plain", "zero2", "zero3-lora")  # of these, a state is left for one process
+GROWN = ("zero2", "zero3")  # these go on from what one process left
+HALVES = {
+    "plain-bfloat16": World(0, dtype=torch.bfloat16),
+    "zero2-bfloat16": World(2, offload=True, dtype=torch.bfloat16),
+    "zero3-bfloat16": World(3, checkpointed=True, dtype=torch.bfloat16),
+}
 
 
 class StoppedError(Exception):
     pass
-
-
-def launch(zero: int) -> Launch:
-    return Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False)  # type: ignore[arg-type]
 
 
 def paid(rollouts: list[Rollout]) -> list[Rollout]:
@@ -51,21 +72,23 @@ def paid(rollouts: list[Rollout]) -> list[Rollout]:
     return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
 
 
-def round_of_rl(folder: Path, zero: int, lora: bool, iterations: int, stop_after: int | None = None) -> dict[str, Any]:
-    """A round with value model, three groups of three (nine rows for two ranks), and micro-batches of a response or two."""
+def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> dict[str, Any]:
+    """Three iterations with a value model, three groups of three (nine rows for two ranks), and micro-batches of a response or two."""
     tokenizer = character_tokenizer()
     shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
     held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
     few = {"groups": 3, "group_size": 3, "min_groups": 1, "max_sampled_groups": 3, "pass_rate": [0.0, 1.0], "micro_batch_tokens": 30}
     settings = round_of("tracerl", {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 6}, advantages="gae",
-                        value=CRITIC, train_block_size=2, tasks={"set": 1.0}, held_out=held_out, iterations=iterations,
+                        value=CRITIC, train_block_size=2, tasks={"set": 1.0}, held_out=held_out, iterations=3,
                         optimizer=OPTIMIZER, **few)  # fmt: skip
     tasks = [Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "") for i in range(4) for split in ("train", "test")]
     by_split = {split: {"set": [task for task in tasks if task.split == split]} for split in ("train", "test")}
-    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
-    fit_adapters(model, Lora(rank=2, alpha=4.0, dropout=0.0, targets=["q_proj", "v_proj"]) if lora else None, folder, "0",
+    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval().to(world.dtype)
+    model.checkpoint_layers = world.checkpointed
+    fit_adapters(model, Lora(rank=2, alpha=4.0, dropout=0.0, targets=["q_proj", "v_proj"]) if world.lora else None, folder, "0",
                  generator_for(1, "lora"))  # fmt: skip
     value = ValueModel(model)
+    launch = Launch(ranks=2, hosts=[], port=29400, zero=world.zero, offload=world.offload)
 
     def progress(done: int, total: int, text: str) -> None:
         if done == stop_after:
@@ -79,7 +102,7 @@ def round_of_rl(folder: Path, zero: int, lora: bool, iterations: int, stop_after
         for one in (judged, apart, parts):
             one.start()
         curves = rl.train_rl(model, None, value, tokenizer, by_split["train"], by_split["test"], settings, True, 1, "rl@test",
-                             Workspace(folder), progress, launch(zero))  # fmt: skip
+                             Workspace(folder), progress, launch)  # fmt: skip
     except StoppedError:
         return {}
     finally:
@@ -98,12 +121,14 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.join()
     assert distributed.size() == 2
-    for name, (zero, lora) in WORLDS.items():
-        round_of_rl(folder / name, zero, lora, iterations=3)
-    for name in STOPPED:
-        zero, lora = WORLDS[name]
-        round_of_rl(folder / f"{name}-stopped", zero, lora, iterations=3, stop_after=2)
-    round_of_rl(folder / "grown", 2, False, iterations=3)  # goes on from what one process left there
+    for name, world in {**WORLDS, **HALVES}.items():
+        round_of_rl(folder / name, world)
+        if name in (*STOPPED, *HALVES):
+            round_of_rl(folder / f"{name}-stopped", world, stop_after=2)
+    for name, world in HALVES.items():
+        round_of_rl(folder / f"{name}-stopped", world)
+    for name in GROWN:
+        round_of_rl(folder / f"{name}-grown", WORLDS[name])  # goes on from what one process left there
     every = distributed.gathered(list(range(7))[distributed.own_slice(7)])
     shares = [distributed.share(list(range(n))) for n in (1, 2, 5)]
     texts = distributed.gathered([json.dumps([every, shares])])

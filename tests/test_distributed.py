@@ -19,7 +19,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.ranks import STOPPED, WORLDS, round_of_rl
+from tests.ranks import GROWN, HALVES, STOPPED, WORLDS, World, round_of_rl
 from tests.tiny_run import ROOT, environment, run_stage, tiny_params, write_params
 from tracerl.store.files import read_rollouts
 
@@ -38,8 +38,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same rounds in this process: whole weights, and adapters."""
     folder = tmp_path_factory.mktemp("alone")
     for lora in (False, True):
-        round_of_rl(folder / str(lora), 0, lora, iterations=3)
-    round_of_rl(folder / "stopped", 0, False, iterations=3, stop_after=2)
+        round_of_rl(folder / str(lora), World(lora=lora))
+    round_of_rl(folder / "stopped", World(), stop_after=2)
     return folder
 
 
@@ -47,7 +47,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def together(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks made of them."""
     folder = tmp_path_factory.mktemp("together")
-    shutil.copytree(alone / "stopped", folder / "grown")
+    for name in GROWN:
+        shutil.copytree(alone / "stopped", folder / f"{name}-grown")
     launch("-m", "tests.ranks", str(folder), folder=folder)
     return folder
 
@@ -67,18 +68,32 @@ def assert_same_run(folder: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_two_ranks_sample_learn_and_value_as_one_does(alone, together, world):
-    assert_same_run(together / world, alone / str(WORLDS[world][1]))
+    assert_same_run(together / world, alone / str(WORLDS[world].lora))
 
 
 @pytest.mark.parametrize("world", STOPPED)
 def test_what_two_ranks_left_one_process_finishes(alone, together, world):
-    lora = WORLDS[world][1]
-    round_of_rl(together / f"{world}-stopped", 0, lora, iterations=3)
+    lora = WORLDS[world].lora
+    round_of_rl(together / f"{world}-stopped", World(lora=lora))
     assert_same_run(together / f"{world}-stopped", alone / str(lora))
 
 
-def test_what_one_process_left_two_ranks_finish_in_parts(alone, together):
-    assert_same_run(together / "grown", alone / "False")
+@pytest.mark.parametrize("world", GROWN)
+def test_what_one_process_left_two_ranks_finish_in_parts(alone, together, world):
+    assert_same_run(together / f"{world}-grown", alone / "False")
+
+
+@pytest.mark.parametrize("world", HALVES)
+def test_in_half_precision_a_stopped_run_goes_on_bit_for_bit(together, world):
+    """Under ZeRO the wide weights are part of what is saved: the half ones would have lost the small steps."""
+    ours, theirs = (load_file(together / name / "weights.safetensors") for name in (f"{world}-stopped", world))
+    assert {tensor.dtype for tensor in ours.values()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    if HALVES[world].zero:
+        saved = load_file(together / world / "state.safetensors")
+        wide = [tensor for name, tensor in saved.items() if name.startswith("model.")]
+        assert {tensor.dtype for tensor in wide} == {torch.float32}
+        assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in wide)
 
 
 def test_every_thing_has_one_rank_and_every_rank_as_many_passes(together):

@@ -12,7 +12,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import nn
@@ -107,33 +107,52 @@ class Sharded(Generic[Model]):
 
     def load_state(self, tensors: dict[str, torch.Tensor], num_steps: int) -> None:
         """Continues from what `state` returned, whatever the ZeRO stage and the number of ranks were."""
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
-
-        if self.zero == 3:
-            self._check_parts()
-        elif num_steps:  # one step of nothing makes DeepSpeed create the moments that are then replaced
-            self.backward(sum((parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())), last=True)
-            self.step(0.0)
+        if num_steps:
+            self._make_moments()
         for name, parameter in self.parameters.items():
             value = tensors[f"model.{name}"].to(parameter.device)
-            safe_set_full_fp32_param(parameter, value)
+            self._set(parameter, value)
             if self.zero == 3:
                 with _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                     parameter.copy_(value)
             for key in _MOMENTS if num_steps else ():
-                safe_set_full_optimizer_state(parameter, tensors[f"optimizer.{key}.{name}"].to(parameter.device), key)
+                self._set(parameter, tensors[f"optimizer.{key}.{name}"].to(parameter.device), key)
         for state in self.engine.optimizer.optimizer.state.values():
             state["step"].fill_(num_steps)
         if self.zero < 3:  # the weights that forward passes use follow the wide ones
             self.engine.optimizer.update_lp_params()
         self.stale = True
 
-    def _check_parts(self) -> None:
-        odd = [name for name, parameter in self.parameters.items() if self.given.get_parameter(name).numel() % distributed.size()]
-        if odd:
-            raise TrainingError("under ZeRO 3 a saved state can only be resumed where every parameter divides evenly over the ranks",
-                                where=f"{odd[0]} and {len(odd) - 1} others", got=f"{distributed.size()} ranks",
-                                do="use a number of ranks that divides the model's sizes, or launch.zero: 2")  # fmt: skip
+    def _make_moments(self) -> None:
+        """Makes the moments, of any value, that DeepSpeed would make in its first step."""
+        if self.zero == 3:
+            for part in self.engine.optimizer.fp32_partitioned_groups_flat:
+                moments = {key: torch.zeros_like(part) for key in _MOMENTS}
+                self.engine.optimizer.optimizer.state[part] = {"step": torch.tensor(0.0), **moments}
+        else:  # a step of nothing also links the moments to their parameters
+            self.backward(sum((parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())), last=True)
+            self.step(0.0)
+
+    def _set(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
+        """Puts a whole tensor into the parts of a parameter's wide weights, or of one of its moments."""
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        if self.zero < 3:
+            set_weights, set_moment = safe_set_full_fp32_param, safe_set_full_optimizer_state
+        else:  # its way for whole tensors fails where the number of ranks does not divide them
+            set_weights, set_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
+            size = cast(Any, parameter).ds_tensor.numel()
+            padded = torch.cat([value.flatten(), value.new_zeros(size * distributed.size() - value.numel())])
+            value = padded[size * distributed.rank() :][:size]
+        if moment is None:
+            set_weights(parameter, value)
+        else:
+            set_moment(parameter, value, moment)
 
 
 @functools.cache
