@@ -1,0 +1,136 @@
+"""Where the time of the default run goes, phase by phase: a few units of each kind of stage, on what `dvc repro` left in data/.
+
+    dvc repro && python -m benchmarks.phases         # rows go to reports/metrics/benchmarks.json; a minute
+
+Each stage runs in a process and a folder of its own, unchanged, with the params of the default run but fewer steps, iterations or problems;
+published data are read through links. Phases are functions whose time is taken, less that of the phases inside them; `other` is everything
+else, and `start` what comes before the stage's first line. Seconds are those of the process.
+"""
+
+import argparse
+import functools
+import importlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.rows import merge_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+# stage, name, and what is changed in its section of the params. Every tenth of a round is enough.
+STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("base", None, {"train": {"num_steps": 60}}),
+    ("traces", None, {"preferred": {"sums-short": 128, "arithmetic-short": 128}, "rollouts": {"sums-short": 64, "arithmetic-short": 64}}),
+    ("sft", "short", {"num_steps": 40}),
+    ("rl", "short", {"iterations": 4}),
+    ("evaluate", "rl-short", {}),
+]
+PHASES = {
+    "sampling": ["tracerl.evaluation.responses:sample"],
+    "verifying": ["tracerl.evaluation.responses:_verdicts_and_scores"],
+    "views": [
+        *(f"tracerl.training.{name}" for name in ("rl:build_views", "rl:row_bundles", "rl:_Round._plan", "sft:build_views", "sft:_plan")),
+        *(f"tracerl.training.sft:{name}" for name in ("completed", "num_layout_tokens")),
+    ],
+    "forward": ["tracerl.training.rl:scores", "tracerl.training.sft:token_logprobs", "tracerl.sampling.traces:token_logprobs"],
+    "backward": ["torch:Tensor.backward"],
+    "optimizer": ["tracerl.training.trainer:Trainer._apply"],
+    "storing": [
+        *(f"tracerl.store.workspace:Workspace.{name}" for name in ("save", "publish")),
+        "tracerl.training.rl:_Round._store",
+        *(f"stages.evaluate:{name}" for name in ("write_rollouts", "read_rollouts", "judged_table")),
+    ],
+}
+
+
+class Clock:
+    """Seconds of the process by phase; a phase inside another one stops that one's clock."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {"start": time.process_time()}
+        self._running: list[str] = ["other"]
+        self._since = time.process_time()
+
+    def turn(self) -> None:
+        """What has passed belongs to the phase that runs."""
+        now = time.process_time()
+        self.seconds[self._running[-1]] = self.seconds.get(self._running[-1], 0.0) + now - self._since
+        self._since = now
+
+    def watch(self, phase: str, place: str) -> None:
+        """Counts the time of a function, `module:name` or `module:class.name`, if its module is loaded."""
+        module, path = place.split(":")
+        *outer, name = path.split(".")
+        owner: Any = sys.modules.get(module)
+        for part in outer:
+            owner = getattr(owner, part, None)
+        if owner is None or not hasattr(owner, name):
+            return
+        plain = getattr(owner, name)
+
+        @functools.wraps(plain)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            self.turn()
+            self._running.append(phase)
+            try:
+                return plain(*arguments, **options)
+            finally:
+                self.turn()
+                self._running.pop()
+
+        setattr(owner, name, timed)
+
+
+def run(stage: str, name: str | None, folder: str) -> dict[str, float]:
+    """Seconds by phase of one stage; to be called in a process of its own."""
+    os.environ["DVC_ROOT"] = folder
+    main = importlib.import_module(f"stages.{stage}").main
+    clock = Clock()
+    for phase, places in PHASES.items():
+        for place in places:
+            clock.watch(phase, place)
+    main(*([name] if name else []))
+    clock.turn()
+    return clock.seconds
+
+
+def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, Any]:
+    """A row of one stage, run in a folder of its own."""
+    label = stage if name is None else f"{stage}@{name}"
+    with tempfile.TemporaryDirectory() as folder:
+        params = yaml.safe_load((ROOT / "params.yaml").read_text())
+        section = params[stage] if name is None else params[stage][name]
+        for key, value in change.items():
+            section[key] = {**section[key], **value} if isinstance(value, dict) else value
+        (Path(folder) / "params.yaml").write_text(yaml.safe_dump(params))
+        data = Path(folder) / "data"
+        (data / "checkpoints").mkdir(parents=True)
+        for source in [ROOT / "data" / "tasks", ROOT / "data" / "traces", *(ROOT / "data" / "checkpoints").iterdir()]:
+            if source.name not in (stage, label):
+                (data / source.relative_to(ROOT / "data")).symlink_to(source)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            seconds = pool.apply(run, (stage, name, folder))
+    total = sum(seconds.values())
+    shares = {phase: round(value / total, 3) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])}
+    return {"name": f"phases/{label}", "ours_s": round(total, 2), "plain_s": None, "ratio": None, "target": None, "equal": None,
+            "means": f"share of each phase; {change or 'the whole stage'}", "shares": shares}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="STAGE", action="append", choices=[stage for stage, *_ in STAGES])
+    wanted = parser.parse_args().only
+    if not (ROOT / "data" / "checkpoints").is_dir():
+        sys.exit("error: no checkpoints\n  where: data/checkpoints\n  what to do: dvc repro")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    merge_rows([profile(*one) for one in STAGES if wanted is None or one[0] in wanted])
+
+
+if __name__ == "__main__":
+    main()
