@@ -4,7 +4,7 @@
 
 Each stage runs in a process and a folder of its own, unchanged, with the params of the default run but fewer steps, iterations or problems;
 published data are read through links. Phases are functions whose time is taken, less that of the phases inside them; `other` is everything
-else, and `start` what comes before the stage's first line. Seconds are those of the process.
+else, and `start`, which shares leave out, what comes before the stage's first line. Seconds are those of the process.
 """
 
 import argparse
@@ -23,28 +23,29 @@ import yaml
 from benchmarks.rows import merge_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-# stage, name, and what is changed in its section of the params. Every tenth of a round is enough.
+# stage, name, and what is changed in its section of the params: a tenth of a round, held-out problems included.
 STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
     ("base", None, {"train": {"num_steps": 60}}),
     ("traces", None, {"preferred": {"sums-short": 128, "arithmetic-short": 128}, "rollouts": {"sums-short": 64, "arithmetic-short": 64}}),
     ("sft", "short", {"num_steps": 40}),
-    ("rl", "short", {"iterations": 4}),
+    ("rl", "short", {"iterations": 4, "held_out": {"num_problems": 32}}),
     ("evaluate", "rl-short", {}),
 ]
 PHASES = {
     "sampling": ["tracerl.evaluation.responses:sample"],
     "verifying": ["tracerl.evaluation.responses:_verdicts_and_scores"],
     "views": [
-        *(f"tracerl.training.{name}" for name in ("rl:build_views", "rl:row_bundles", "rl:_Round._plan", "sft:build_views", "sft:_plan")),
-        *(f"tracerl.training.sft:{name}" for name in ("completed", "num_layout_tokens")),
+        *(f"tracerl.training.rl:{name}" for name in ("build_views", "row_bundles", "_Round._plan")),
+        *(f"tracerl.training.sft:{name}" for name in ("build_views", "_plan", "completed", "num_layout_tokens")),
+        *(f"tracerl.sampling.traces:{name}" for name in ("build_views", "_plan")),
     ],
-    "forward": ["tracerl.training.rl:scores", "tracerl.training.sft:token_logprobs", "tracerl.sampling.traces:token_logprobs"],
+    "forward": ["tracerl.training.rl:scores", "tracerl.training.sft:token_logprobs", "tracerl.sampling.traces:predicted_logits"],
     "backward": ["torch:Tensor.backward"],
     "optimizer": ["tracerl.training.trainer:Trainer._apply"],
     "storing": [
         *(f"tracerl.store.workspace:Workspace.{name}" for name in ("save", "publish")),
         "tracerl.training.rl:_Round._store",
-        *(f"stages.evaluate:{name}" for name in ("write_rollouts", "read_rollouts", "judged_table")),
+        *(f"stages.{stage}:{name}" for stage in ("evaluate", "traces") for name in ("write_rollouts", "read_rollouts", "judged_table")),
     ],
 }
 
@@ -66,12 +67,12 @@ class Clock:
     def watch(self, phase: str, place: str) -> None:
         """Counts the time of a function, `module:name` or `module:class.name`, if its module is loaded."""
         module, path = place.split(":")
-        *outer, name = path.split(".")
-        owner: Any = sys.modules.get(module)
-        for part in outer:
-            owner = getattr(owner, part, None)
-        if owner is None or not hasattr(owner, name):
+        if module not in sys.modules:
             return
+        *outer, name = path.split(".")
+        owner: Any = sys.modules[module]
+        for part in outer:
+            owner = getattr(owner, part)
         plain = getattr(owner, name)
 
         @functools.wraps(plain)
@@ -116,10 +117,11 @@ def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, A
                 (data / source.relative_to(ROOT / "data")).symlink_to(source)
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             seconds = pool.apply(run, (stage, name, folder))
+    start = seconds.pop("start")
     total = sum(seconds.values())
     shares = {phase: round(value / total, 3) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])}
     return {"name": f"phases/{label}", "ours_s": round(total, 2), "plain_s": None, "ratio": None, "target": None, "equal": None,
-            "means": f"share of each phase; {change or 'the whole stage'}", "shares": shares}  # fmt: skip
+            "means": f"share of each phase; {change or 'the whole stage'}", "start_s": round(start, 2), "shares": shares}  # fmt: skip
 
 
 def main() -> None:

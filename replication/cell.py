@@ -13,6 +13,7 @@ import importlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main(kind: str, name: str, grid: str) -> None:
     grid: where the blocks of its training begin, sampler or response (grid.py).
     """
     stage = kind if name == "-" else f"{kind}@{name}"
-    params_sha256, inputs = provenance(kind, name)
+    params_sha256, inputs = provenance(kind, name, grid)
     work = Work(context.ROOT / "logs" / "work" / f"{stage}-{params_sha256[:12]}.jsonl", stage)
     plain = context.progress
     context.progress = lambda stage, unit: work.watching(plain(stage, unit))
@@ -73,8 +74,8 @@ class Work:
         if any(cost) or done not in self._costs:
             self._costs[done] = cost
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a") as file:
-                file.write(json.dumps([done, total, *cost]) + "\n")
+            with self._path.open("a") as file:  # a kill may have cut the last line off: an empty one does no harm
+                file.write("\n" + json.dumps([done, total, *cost]))
 
     def total(self, numbered: bool) -> dict[str, int | bool]:
         """The sum. complete: whether every unit was counted, which can be said where units are numbered from 1 without gaps."""
@@ -89,15 +90,16 @@ class Work:
         return [meter[name] for name in COSTS]
 
 
-def provenance(kind: str, name: str) -> tuple[str, dict[str, str]]:
-    """SHA-256 of the params that this cell depends on, and of each file it reads."""
+def provenance(kind: str, name: str, grid: str) -> tuple[str, dict[str, str]]:
+    """SHA-256 of everything but data and code that this cell depends on, and of each file it reads."""
     params = load_params(context.ROOT / "params.yaml")
     sections: dict[str, Any] = {
         "tasks": lambda: params.tasks, "base": lambda: params.base, "traces": lambda: params.traces, "sft": lambda: params.sft[name],
         "rl": lambda: params.rl[name], "evaluate": lambda: params.evaluate[name],
     }  # fmt: skip
     section = sections[kind]().model_dump()
-    common = {"seed": params.seed, "threads": params.threads, "compute": params.compute.model_dump(),
+    common = {"seed": params.seed, "threads": params.threads, "compute": params.compute.model_dump(), "grid": grid,
+              "torch": version("torch"), "truncated_is_wrong": params.truncated_is_wrong, "verification": params.verification.model_dump(),
               "evaluation": params.evaluation.model_dump() if kind == "evaluate" else None}  # fmt: skip
     checkpoint = section.get("init") or section.get("checkpoint")
     folders = [context.CHECKPOINTS / checkpoint] if checkpoint else []

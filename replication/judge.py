@@ -70,21 +70,20 @@ class Results:
     def values(self, one: World, cell: str, test: Tree) -> Values:
         """The metric of a test, by problem or iteration."""
         if test["metric"] == "roughness":
-            return roughness(self.rewards(one, cell.removeprefix("rl-")))
+            return roughness(*self.rewards(one, cell.removeprefix("rl-")))
         rows = self.evaluation(one, cell).select(
             ["task_set", "task_id", "remasking", "verdict", "num_tokens", "num_denoising_forwards", "num_forwards"]
         )
         found: dict[tuple[str, ...], list[float]] = {}
         for row in rows.to_pylist():
-            if row["remasking"] == test["remasking"]:
+            if row["remasking"] == test["remasking"] and row["task_set"] in test.get("tasks", [row["task_set"]]):
                 found.setdefault((row["task_set"], row["task_id"]), []).append(measured(row, test["metric"]))
         return {place: sum(values) / len(values) for place, values in found.items()}
 
     def failed(self, one: World, cell: str, test: Tree) -> bool:
-        """Whether a cell of the plan has left nothing: a round that collapsed, for instance, with no group to learn from."""
-        if test["metric"] == "roughness":
-            return not self._curve_file(one, cell.replace("-", "@", 1)).is_file()
-        return not self._evaluation_files(one, cell)
+        """Whether a cell of the plan has not come to its end: a round that collapsed, for instance, with no group to learn from."""
+        needed = {self.trained(one, cell), *(() if test["metric"] == "roughness" else (f"evaluate@{cell}",))}
+        return not all(self._record_file(one, stage).is_file() for stage in needed)
 
     def evaluation(self, one: World, cell: str) -> pa.Table:
         if (one.name, cell) not in self._evaluations:
@@ -98,24 +97,30 @@ class Results:
     def _curve_file(self, one: World, name: str) -> Path:
         return self.folder / one.folder / "reports" / "curves" / f"{name}.tsv"
 
-    def rewards(self, one: World, name: str) -> Floats:
-        """The mean training reward of each iteration of a round."""
-        return np.array([row["reward"] for row in self.curve(one, f"rl@{name}")])
+    def rewards(self, one: World, name: str) -> tuple[Floats, Floats]:
+        """The mean training reward of each iteration of a round, and the variance that it has by the draw of problems and responses."""
+        means, variances = [], []
+        for path in sorted((self.folder / one.folder / "data" / "rollouts" / f"rl@{name}").glob("iter-*.parquet")):
+            groups = read_rollouts(path).group_by("task_id").aggregate([("reward", "mean")])["reward_mean"].to_numpy()
+            means.append(groups.mean())
+            variances.append(groups.var(ddof=1) / len(groups))
+        return np.array(means), np.array(variances)
 
     def curve(self, one: World, name: str) -> list[dict[str, Any]]:
         """Rows of a cell's curve; none of a cell that failed."""
         path = self._curve_file(one, name)
         return curve_rows(path.read_text(), str(path)) if path.is_file() else []
 
-    def record(self, one: World, stage: str) -> Tree:
-        path = self.folder / one.folder / "reports" / "records" / f"{stage}.json"
-        record: Tree = json.loads(path.read_text())
-        return record
+    def _record_file(self, one: World, stage: str) -> Path:
+        return self.folder / one.folder / "reports" / "records" / f"{stage}.json"
+
+    def trained(self, one: World, cell: str) -> str:
+        """The stage whose checkpoint an evaluation asks, or the round that a cell is."""
+        return str(one.params["evaluate"][cell]["checkpoint"]) if cell in one.params["evaluate"] else cell.replace("-", "@", 1)
 
     def compute(self, one: World, cell: str) -> Tree:
-        """What training the checkpoint that an evaluation asked has cost: its own stage, without those it began from."""
-        stage = str(one.params["evaluate"][cell]["checkpoint"]) if cell in one.params["evaluate"] else cell.replace("-", "@", 1)
-        budget: Tree = self.record(one, stage)["budget"]
+        """What training a cell has cost: its own stage, without those it began from."""
+        budget: Tree = json.loads(self._record_file(one, self.trained(one, cell)).read_text())["budget"]
         return budget
 
 
@@ -125,11 +130,18 @@ def measured(row: Tree, metric: str) -> float:
     return float(row["num_tokens"]) / max(row[COUNTED[metric]], 1)
 
 
-def roughness(rewards: Floats) -> Values:
-    """By iteration, the squared distance of the reward from its moving mean: what is left of a curve when its trend is taken away."""
-    reach = WINDOW // 2
-    trend = [rewards[max(0, i - reach) : i + reach + 1].mean() for i in range(len(rewards))]
-    return {(str(i),): float((reward - mean) ** 2) for i, (reward, mean) in enumerate(zip(rewards, trend, strict=True))}
+def roughness(rewards: Floats, noise: Floats) -> Values:
+    """By iteration, the squared distance of the reward from its moving mean, less what `noise`, its variance, is expected to make of it.
+
+    What is left is how much the policy itself goes up and down (below zero where chance made the curve smoother than that).
+    """
+    reach, found = WINDOW // 2, Values()
+    for i in range(len(rewards)):
+        near = slice(max(0, i - reach), i + reach + 1)
+        count = len(rewards[near])
+        expected = noise[i] * (1 - 2 / count) + noise[near].sum() / count**2
+        found[(str(i),)] = float((rewards[i] - rewards[near].mean()) ** 2 - expected)
+    return found
 
 
 def differences(sides: Sequence[Values], signs: Sequence[int]) -> Floats:
@@ -157,8 +169,8 @@ def decide(low: float, high: float, test: Tree, compute: float | None, tolerance
     if test["budget"] == "equal":
         if compute is None:
             return UNDECIDED, "what a cell cost was not counted whole"
-        # The comparison's own favourite may not have had more; where it had less and won all the same, the claim stands.
-        if compute > 1 + tolerance:
+        # Who had more and lost all the same, or less and won all the same, has lost or won.
+        if compute > 1 + tolerance and high >= test["refuted_below"]:
             return UNDECIDED, f"the first side had {compute:.2f} times the compute"
         if compute < 1 - tolerance and low <= test["above"]:
             return UNDECIDED, f"the first side had {compute:.2f} times the compute"
@@ -241,14 +253,15 @@ def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) 
         mode = test.get("remasking", "training")
         for one in results[test["family"]].worlds:
             for cell in [*test["plus"], *test["minus"]]:
-                key = (one.name, cell, test["metric"], mode)
+                key = (one.name, cell, test["metric"], mode, *test.get("tasks", []))
                 if key in seen or not is_there(one, cell, test) or results[test["family"]].failed(one, cell, test):
                     continue
                 seen.add(key)
                 values = np.array(list(results[test["family"]].values(one, cell, test).values()))
                 low, high = interval([values], rule)
                 forwards = results[test["family"]].compute(one, cell)["forwards"]
-                rows.append({"claim": name, "cell": f"{one.family}/{cell}", "seed": one.seed, "metric": f"{test['metric']}, {mode}",
+                what = ", ".join([test["metric"], mode, *test.get("tasks", [])])
+                rows.append({"claim": name, "cell": f"{one.family}/{cell}", "seed": one.seed, "metric": what,
                              "value": float(values.mean()), "ci_low": low, "ci_high": high, "budget_forwards": forwards})  # fmt: skip
     return rows
 

@@ -16,8 +16,8 @@ RULE = (
     "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and problems inside each; with one seed it "
     "speaks of problems only. It is held if the whole interval lies above the bar in its row, not held if it lies below the bound that "
     "refutes it, and undecided otherwise. Where the budget is to be equal, the floating-point operations of both sides' last stage may "
-    "differ by {tolerance:.0%}: more for the first side, or less without a win, and the comparison is undecided. A claim is held if all "
-    "its comparisons are, not held if one is not. Rows marked shown carry no claim."
+    "differ by {tolerance:.0%}: if the first side had more and did not lose, or less and did not win, the comparison is undecided. A claim "
+    "is held if all its comparisons are, not held if one is not. Rows marked shown carry no claim."
 )
 
 
@@ -32,7 +32,8 @@ def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) 
         rule=RULE.format(**verdicts["rule"]),
         claims=[
             {"id": name, **{key: claim[key] for key in ("says", "source", "refuted_if", "verdict")},
-             "comparisons": [_row(one) for one in claim["comparisons"]], "charts": [_chart(one) for one in curves[name]]}
+             "comparisons": [_row(one) for one in claim["comparisons"]], "charts": [_chart(one) for one in curves[name]],
+             "figures": _figures([row for row in verdicts["rows"] if row["claim"] == name])}
             for name, claim in verdicts["claims"].items()
         ],
         cells=[_cell(name, record) for name, record in verdicts["cells"].items()],
@@ -51,7 +52,7 @@ def _row(one: Tree) -> Tree:
     return {
         "family": one["family"],
         "compared": f"{' + '.join(one['plus'])} over {' + '.join(one['minus'])}",
-        "measure": ", ".join(filter(None, (one["metric"].replace("_", " "), one.get("remasking")))),
+        "measure": ", ".join(filter(None, (one["metric"].replace("_", " "), one.get("remasking"), *one.get("tasks", [])))),
         "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}" if known else "",
         "by_seed": ", ".join(map(text, one["by_seed"].values())),
         "compute": f"{equal}, {one['compute']:.2f}" if one["compute"] is not None else f"{equal}, not counted",
@@ -59,6 +60,22 @@ def _row(one: Tree) -> Tree:
         "verdict": one["verdict"],
         "why": one["why"],
     }
+
+
+def _figures(rows: Sequence[Tree]) -> list[Tree]:
+    """What each cell measured: the mean over seeds, the seeds' own values, and what they had for it."""
+    found: dict[tuple[str, str], list[Tree]] = {}
+    for row in rows:
+        found.setdefault((row["cell"], row["metric"]), []).append(row)
+
+    def text(metric: str, value: float) -> str:
+        return percent(value) if metric.startswith("accuracy") else f"{value:.3g}"
+
+    return [
+        {"cell": cell, "measure": metric.replace("_", " "), "mean": text(metric, sum(row["value"] for row in of) / len(of)),
+         "by_seed": ", ".join(text(metric, row["value"]) for row in of), "forwards": ", ".join(f"{row['budget_forwards']:,}" for row in of)}
+        for (cell, metric), of in found.items()
+    ]  # fmt: skip
 
 
 def _chart(chart: Tree) -> str:

@@ -198,7 +198,7 @@ def _judging(table: Tree, plan: str, stages: Tree) -> Tree:
     return {
         "cmd": f"cd .. && python -m replication.judge {plan}",
         "deps": [
-            *(f"{folder}/{part}" for folder in folders for part in ("data/evals", "reports/records", "reports/curves")),
+            *(f"{folder}/{part}" for folder in folders for part in ("data/evals", "data/rollouts", "reports/records", "reports/curves")),
             "__init__.py",
             "claims.yaml",
             "judge.py",
@@ -234,7 +234,8 @@ def estimated_seconds(table: Tree, one: World) -> float:
         asked = settings.held_out.num_problems * len(settings.tasks) * len(settings.held_out.remasking)
         responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
     for evaluation in params.evaluate.values():
-        responses += params.evaluation.num_problems * len(evaluation.tasks) * len(params.evaluation.remasking)
+        one_sample = params.evaluation.num_problems * len(evaluation.tasks) * len(params.evaluation.remasking)
+        responses += params.evaluation.num_samples * one_sample
     return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
 
 

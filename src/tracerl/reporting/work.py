@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tracerl.config import RlRound, Sampler, Traces, Training
 from tracerl.models.cost import head_flops, layer_flops
@@ -84,9 +85,9 @@ def rl_work(settings: RlRound, arch: Architecture) -> Work:
     count = settings.groups * settings.group_size
     tokens, predicted = count * _layout(arch, length, views), count * sampler.max_new_tokens * (1 if traced else views)
     draws = settings.epochs if settings.method != "tracerl" else 1
-    without = draws * (1.0 + (settings.kl_to != "iteration"))
+    without = Fraction(draws * (1 + (settings.kl_to != "iteration")))
     if settings.epochs == draws:  # the first optimizer step needs no other pass than its own
-        without -= 1 / settings.updates
+        without -= Fraction(1, settings.updates)
     update = _trained(tokens, predicted, settings.micro_batch_tokens, arch, settings.epochs, without)
     if settings.value is not None:
         update += _trained(count * _layout(arch, length, _views(arch, block, settings.shrink, sampler.max_new_tokens)), 0,
@@ -108,7 +109,7 @@ def _layout(arch: Architecture, length: int, views: int) -> int:
     return views * length if FAMILIES[arch.family].attention == "full" else (1 + views) * length
 
 
-def _trained(tokens: int, predicted: int, micro_batch: int, arch: Architecture, epochs: int, without: float) -> Work:
+def _trained(tokens: int, predicted: int, micro_batch: int, arch: Architecture, epochs: int, without: Fraction | int) -> Work:
     """Passes with a gradient (`epochs` of them) and without one."""
     passes = math.ceil(-(-tokens // micro_batch) * (epochs + without))
     return Work(passes, float(3 * epochs + without) * (tokens * layer_flops(arch) + predicted * head_flops(arch)))
