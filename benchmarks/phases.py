@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.rows import merge_rows
+from benchmarks.rows import alone, merge_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 # stage, name, and what is changed in its section of the params: a tenth of a round, held-out problems included.
@@ -32,6 +32,12 @@ STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
     ("evaluate", "rl-short", {}),
 ]
 PHASES = {
+    "importing": ["tracerl.training.trainer:adamw"],  # torch's optimizers import its compiler when the first one is made
+    "reading": [
+        "stages.sft:worked_solutions",
+        "stages.sft:verified_traces",
+        *(f"stages.{s}:fitting_tasks" for s in ("traces", "rl", "evaluate")),
+    ],
     "sampling": ["tracerl.evaluation.responses:sample"],
     "verifying": ["tracerl.evaluation.responses:_verdicts_and_scores"],
     "views": [
@@ -120,8 +126,8 @@ def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, A
     start = seconds.pop("start")
     total = sum(seconds.values())
     shares = {phase: round(value / total, 3) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])}
-    return {"name": f"phases/{label}", "ours_s": round(total, 2), "plain_s": None, "ratio": None, "target": None, "equal": None,
-            "means": f"share of each phase; {change or 'the whole stage'}", "start_s": round(start, 2), "shares": shares}  # fmt: skip
+    means = f"share of each phase; {change or 'the whole stage'}"
+    return alone(f"phases/{label}", total, means=means, start_s=round(start, 2), shares=shares)
 
 
 def main() -> None:

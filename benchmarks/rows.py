@@ -29,3 +29,8 @@ def row(name: str, ours_s: float, plain_s: float, target: float, equal: bool, **
         "equal": equal,
         **more,
     }
+
+
+def alone(name: str, ours_s: float, **more: Any) -> dict[str, Any]:
+    """A row of what is compared with nothing; `more` may hold a ratio and a target of its own."""
+    return {"name": name, "ours_s": round(ours_s, 3), "plain_s": None, "ratio": None, "target": None, "equal": None, **more}

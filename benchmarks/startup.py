@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup
 
-Nearly all of it is imports: torch for the stages that compute, and nothing that large for the others and the command line. Prints wall
-and processor seconds; the second is what counts on a machine that is busy.
+Nearly all of it is imports: torch for the stages that compute, and nothing that large for the others and the command line. `ours_s` are
+wall seconds, `busy_s` those of processors, which count on a machine that is busy. Rows go to reports/metrics/benchmarks.json.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+
+from benchmarks.rows import alone, merge_rows
 
 STAGES = ("tasks", "base", "traces", "sft", "rl", "evaluate", "validate", "report")
 
@@ -36,7 +38,7 @@ def main() -> None:
     commands = {"tracerl": ["-c", "from tracerl.cli import main; main()"]} | {f"stages.{s}": ["-m", f"stages.{s}"] for s in STAGES}
     for name, command in commands.items():
         wall, busy = (median(column) for column in zip(*(seconds(command) for _ in range(rounds)), strict=True))
-        print(f"{wall:6.2f} s ({busy:.2f} s of processors)  {name}", flush=True)
+        merge_rows([alone(f"startup/{name}", wall, busy_s=round(busy, 2))])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.rows import merge_rows, row
+from benchmarks.rows import alone, merge_rows, row
 from tracerl.config import Optimizer
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Architecture, Transformer, new_model
@@ -159,8 +159,7 @@ def scaling(name: str) -> dict[str, Any]:
     growth = points[-1]["mb"] / points[0]["mb"]
     scale = next(iter(SCALES[name][-1].values())) / next(iter(SCALES[name][0].values()))
     means = f"growth of memory as {name} grows {scale:g} times; the target is at most linear growth"
-    return {"name": f"training-step/{name}", "ours_s": points[-1]["seconds"], "plain_s": None, "ratio": round(growth, 3), "target": scale,
-            "equal": None, "means": means, "points": points}  # fmt: skip
+    return alone(f"training-step/{name}", points[-1]["seconds"], ratio=round(growth, 3), target=scale, means=means, points=points)
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ WORLDS = {
     "plain": World(),
     "zero1": World(1, lora=True),
     "zero2": World(2),
-    "zero2-offload": World(2, offload=True, checkpointed=True),
+    "zero2-lora": World(2, lora=True, offload=True, checkpointed=True),
     "zero3": World(3, checkpointed=True),
     "zero3-lora": World(3, lora=True, offload=True),
 }

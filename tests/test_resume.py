@@ -2,7 +2,7 @@
 
 SIGKILL falls at random moments (fixed seed): up to a tenth of a second after the n-th change that the stage makes in its scratch folder, n
 drawn anew for each kill. Finished units are kept, not made again: a stage that started over after every kill would end with the same
-bytes too. The round of RL has all that a round can remember: a value model, a reference that moves, and phases.
+bytes too. The round of RL has all that a round can remember: a value model, an order module, a reference that moves, and phases.
 """
 
 import json
@@ -40,7 +40,9 @@ def resumable_params() -> dict[str, Any]:
         {"name": "easy", "until": {"accuracy": 0.0, "over": 2}, "tasks": {"sums-short": 1}},
         {"name": "both", "iterations": 1, "sampler": {"block_size": 2, "steps_per_block": 2}},
     ]
+    sampler = {**params["rl"]["short"]["sampler"], "remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "module"}
     params["rl"]["short"].update(advantages="gae", value=value, kl_to="synced", sync_every=3, phases=phases)
+    params["rl"]["short"].update(method="mask_aware", segments=4, order_weight=1.0, order_clip=[0.2, 0.2], sampler=sampler)
     return params
 
 
@@ -132,7 +134,8 @@ def test_a_round_tells_in_which_phase_each_iteration_was(undisturbed: Path) -> N
     assert float(rows[-1]["value_loss"]) > 0
     metrics = json.loads((undisturbed / "reports" / "metrics" / "rl@short.json").read_text())
     assert metrics["phases"] == {"easy": 3, "both": 1}
-    assert (undisturbed / "data" / "checkpoints" / "rl@short" / "value" / "model.safetensors").is_file()
+    for part in ("value", "order"):
+        assert (undisturbed / "data" / "checkpoints" / "rl@short" / part / "model.safetensors").is_file()
     blocks = [set(read_rollouts(path)["block_size"].to_pylist()) for path in (undisturbed / "data/rollouts/rl@short").glob("iter-00003*")]
     assert blocks == [{2}]
 
