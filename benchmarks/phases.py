@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,8 @@ def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, A
         for source in [ROOT / "data" / "tasks", ROOT / "data" / "traces", *(ROOT / "data" / "checkpoints").iterdir()]:
             if source.name not in (stage, label):
                 (data / source.relative_to(ROOT / "data")).symlink_to(source)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            seconds = pool.apply(run, (stage, name, folder))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            seconds = pool.submit(run, stage, name, folder).result()
     start = seconds.pop("start")
     total = sum(seconds.values())
     shares = {phase: round(value / total, 3) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])}

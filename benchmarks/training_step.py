@@ -150,7 +150,7 @@ def compare() -> dict[str, Any]:
 
 
 def scaling(name: str) -> dict[str, Any]:
-    """Time and memory as one size grows. ratio: by what memory grows over the whole range."""
+    """Time and memory as one size grows. ratio: by what memory grows over the whole range; power: of the size, fitted to all points."""
     points = []
     for change in SCALES[name]:
         found = measured({**SMALL, **change}, repeats=1)
@@ -158,8 +158,11 @@ def scaling(name: str) -> dict[str, Any]:
         print(points[-1], flush=True)
     growth = points[-1]["mb"] / points[0]["mb"]
     scale = next(iter(SCALES[name][-1].values())) / next(iter(SCALES[name][0].values()))
+    sizes, held = ([point[key] for point in points] for key in (next(iter(SCALES[name][0])), "mb"))
+    power = float(np.polyfit(np.log(sizes), np.log(held), 1)[0])
     means = f"growth of memory as {name} grows {scale:g} times; the target is at most linear growth"
-    return alone(f"training-step/{name}", points[-1]["seconds"], ratio=round(growth, 3), target=scale, means=means, points=points)
+    return alone(f"training-step/{name}", points[-1]["seconds"], ratio=round(growth, 3), target=scale, power=round(power, 2), means=means,
+                 points=points)  # fmt: skip
 
 
 def main() -> None:
