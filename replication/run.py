@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=2, metavar="N", help="worlds at the same time, one core each (2)")
     options = parser.parse_args()
     plan = "fast" if options.fast else "full"
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which a shell's background processes ignore
     plans.write()
     print("\n".join(plans.estimate(plan, options.lanes)), flush=True)
     started = time.monotonic()
