@@ -14,8 +14,8 @@ Tree = dict[str, Any]
 RULE = (
     "A comparison pairs both sides problem by problem (iteration by iteration for fluctuations) and takes the mean over seeds of the mean "
     "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and problems inside each; with one seed it "
-    "speaks of problems only. It is held if the whole interval lies above the bar in its row, not held if it lies below the bound that "
-    "refutes it, and undecided otherwise. Where the budget is to be equal, the floating-point operations of both sides' last stage may "
+    "speaks of problems only. It is held if the whole interval lies above the first bound of its row, not held if it lies below the "
+    "second, and undecided otherwise. Where the budget is to be equal, the floating-point operations of both sides' last stage may "
     "differ by {tolerance:.0%}: if the first side had more and did not lose, or less and did not win, the comparison is undecided. A claim "
     "is held if all its comparisons are, not held if one is not. Rows marked shown carry no claim."
 )
@@ -56,7 +56,7 @@ def _row(one: Tree) -> Tree:
         "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}" if known else "",
         "by_seed": ", ".join(map(text, one["by_seed"].values())),
         "compute": f"{equal}, {one['compute']:.2f}" if one["compute"] is not None else f"{equal}, not counted",
-        "bar": f"{text(one['above'])}, refuted below {text(one['refuted_below'])}" if "above" in one else "",
+        "bounds": f"{text(one['above'])} / {text(one['refuted_below'])}" if "above" in one else "",
         "verdict": one["verdict"],
         "why": one["why"],
     }
