@@ -21,6 +21,7 @@ from pathlib import Path
 
 from flows import process
 from replication import plan as plans
+from replication.page import verdict_table
 from replication.plan import HERE, ROOT, World
 
 QUIET = 30.0  # seconds between two lines of progress of one world
@@ -42,8 +43,7 @@ def main() -> None:
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
-    verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
-    print("\n".join(f"{name:8} {claim['verdict']:10} {claim['says']}" for name, claim in verdicts.items()))
+    print(verdict_table(json.loads((HERE / "verdicts" / plan / "replication.json").read_text())))
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
         sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")

@@ -26,6 +26,7 @@ from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
 from tracerl.training import rl, sharded
+from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task
 
 OPTIMIZER = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.5, "warmup": 0, "decay": 0.0}
@@ -117,6 +118,24 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
     return curves
 
 
+def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
+    """What a trainer holds that goes on from a plain one of which a loss had reached one layer of two, and the other no moments."""
+
+    settings = round_of("tracerl", optimizer=OPTIMIZER).optimizer
+
+    def trainer(launch: Launch | None) -> Trainer[torch.nn.Sequential]:
+        torch.manual_seed(1)
+        return Trainer(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)), settings, 9, launch)
+
+    plain = trainer(None)
+    plain.step([lambda: (plain.parameters["0.weight"] ** 2).sum()])
+    with patch.object(sharded, "KEPT_WHOLE", 0):
+        going_on = trainer(Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False))
+        going_on.load_state(plain.state())
+    loaded = going_on.state()
+    return {f"plain.{k}": v.detach() for k, v in plain.state().items()} | {f"loaded.{k}": v.detach() for k, v in loaded.items()}
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     distributed.join()
@@ -129,6 +148,10 @@ def main(folder: Path) -> None:
         round_of_rl(folder / f"{name}-stopped", world)
     for name in GROWN:
         round_of_rl(folder / f"{name}-grown", WORLDS[name])  # goes on from what one process left there
+    for zero in (1, 2, 3):
+        loaded = half_reached(zero)
+        if distributed.is_first():
+            save_file({name: tensor.contiguous() for name, tensor in loaded.items()}, folder / f"half-reached-{zero}.safetensors")
     every = distributed.gathered(list(range(7))[distributed.own_slice(7)])
     shares = [distributed.share(list(range(n))) for n in (1, 2, 5)]
     texts = distributed.gathered([json.dumps([every, shares])])

@@ -96,6 +96,16 @@ def test_in_half_precision_a_stopped_run_goes_on_bit_for_bit(together, world):
         assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in wide)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_what_no_loss_had_reached_goes_on_in_parts_with_moments_of_zero(together, zero):
+    found = load_file(together / f"half-reached-{zero}.safetensors")
+    loaded = {name.removeprefix("loaded."): tensor for name, tensor in found.items() if name.startswith("loaded.optimizer.exp")}
+    assert len(loaded) == 8
+    for name, tensor in loaded.items():
+        torch.testing.assert_close(tensor, found.get(f"plain.{name}", torch.zeros_like(tensor)), rtol=0, atol=0)
+    assert any(tensor.any() for tensor in loaded.values())
+
+
 def test_every_thing_has_one_rank_and_every_rank_as_many_passes(together):
     (first, (mine, shares)) = json.loads((together / "shares.json").read_text())
     assert first[0] == mine == list(range(7))

@@ -116,7 +116,9 @@ class Sharded(Generic[Model]):
                 with _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                     parameter.copy_(value)
             for key in _MOMENTS if num_steps else ():
-                self._set(parameter, tensors[f"optimizer.{key}.{name}"].to(parameter.device), key)
+                # what no loss had reached yet has no moments if the state is of plain AdamW
+                moment = tensors.get(f"optimizer.{key}.{name}", torch.zeros_like(value))
+                self._set(parameter, moment.to(parameter.device), key)
         for state in self.engine.optimizer.optimizer.state.values():
             state["step"].fill_(num_steps)
         if self.zero < 3:  # the weights that forward passes use follow the wide ones
