@@ -4,9 +4,11 @@ Example: python -m stages.rl short
 """
 
 from collections import Counter
+from typing import Any
 
 from stages import context, judging
 from tracerl import distributed
+from tracerl.config import Params, RlRound
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks, opening_ids
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -24,11 +26,44 @@ def main(name: str) -> None:
     params = context.load(ranks=True)
     judging.prepare(params)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
-    start = context.CHECKPOINTS / settings.init
     process = ProcessSide(judging.judge(params, settings.process.judge), settings.process) if settings.process is not None else None
     asked, drawn = settings.held_out.tasks or list(settings.tasks), dict.fromkeys(t for one in settings.stretches for t in one.tasks)
     files = context.task_files(dict.fromkeys([*drawn, *asked]))
-    space = context.workspace(stage, params, settings, [start, *files.values()])
+    space = context.workspace(stage, params, settings, [context.CHECKPOINTS / settings.init, *files.values()])
+    model, reference, value_model, tokenizer = models(params, settings, stage)
+    context.measure(stage, model, reference, *([value_model.transformer] if value_model is not None else []))
+    samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
+    tightest = min(samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one)))
+    tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)
+    train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
+    test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
+    show = context.progress(stage, "iteration")
+    judges = judging.asked(params, settings)
+    curves = train_rl(
+        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show,
+        params.launch, process, judges,
+    )  # fmt: skip
+    if not distributed.is_first():
+        return
+    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
+    if value_model is not None:
+        save_value_model(value_model, space.directory / "checkpoint")
+    context.write_curve(space.directory / "curve.tsv", curves["train"])
+    context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
+    seal(space.directory / ROLLOUTS)
+    write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), **figures(curves, settings, dropped)})
+    space.publish(
+        {
+            ROLLOUTS: context.ROLLOUTS / stage,
+            "held_out.tsv": context.REPORTS / "curves" / f"{stage}-held-out.tsv",
+            **context.training_outputs(stage),
+        }
+    )
+
+
+def models(params: Params, settings: RlRound, stage: str) -> tuple[Transformer, Transformer | None, ValueModel | None, Tokenizer]:
+    """What a round trains, the policy that its KL is held to, its value model, the tokenizer."""
+    start = context.CHECKPOINTS / settings.init
 
     def initial() -> tuple[Transformer, Tokenizer]:
         model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
@@ -41,56 +76,22 @@ def main(name: str) -> None:
     value_model = None
     if settings.value is not None:
         value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
-    context.measure(stage, model, reference, *([value_model.transformer] if value_model is not None else []))
-    samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
-    tightest = min(samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one)))
-    tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)
-    train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
-    test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
-    show = context.progress(stage, "iteration")
-    curves = train_rl(
-        model,
-        reference,
-        value_model,
-        tokenizer,
-        train,
-        test,
-        settings,
-        params.truncated_is_wrong,
-        params.seed,
-        stage,
-        space,
-        show,
-        params.launch,
-        process,
-        judging.asked(params, settings),
-    )
-    if not distributed.is_first():
-        return
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
-    if value_model is not None:
-        save_value_model(value_model, space.directory / "checkpoint")
-    context.write_curve(space.directory / "curve.tsv", curves["train"])
-    context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
+    return model, reference, value_model, tokenizer
+
+
+def figures(curves: dict[str, list[dict[str, Any]]], settings: RlRound, dropped: dict[str, int]) -> dict[str, Any]:
+    """What the metrics say of a round: how much it sampled, and how it answered held-out problems before and after."""
     first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))
-    figures = ("accuracy", "tokens_per_step")
-    metrics = {
-        "policy_hash": policy_hash(model),
+    return {
         "iterations": settings.iterations,
         **({} if settings.phases is None else {"phases": Counter(row["phase"] for row in curves["train"])}),
         "responses": sum(row["sampled_groups"] for row in curves["train"]) * settings.group_size,
         "dropped_prompt_too_long": dropped,
-        "held_out": {mode: {f: {"before": first[mode][f], "after": last[mode][f]} for f in figures} for mode in last},
+        "held_out": {
+            mode: {name: {"before": first[mode][name], "after": last[mode][name]} for name in ("accuracy", "tokens_per_step")}
+            for mode in last
+        },
     }
-    seal(space.directory / ROLLOUTS)
-    write_json(space.directory / "metrics.json", metrics)
-    space.publish(
-        {
-            ROLLOUTS: context.ROLLOUTS / stage,
-            "held_out.tsv": context.REPORTS / "curves" / f"{stage}-held-out.tsv",
-            **context.training_outputs(stage),
-        }
-    )
 
 
 if __name__ == "__main__":
