@@ -12,7 +12,8 @@ import time
 import torch
 
 from tracerl.models.attention import Backend, flash_installed
-from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Layout, Transformer, new_model
+from tracerl.models.masks import Layout
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Transformer, new_model
 from tracerl.seeds import generator_for
 
 BLOCK, ROWS, REPEATS = 4, 4, 5

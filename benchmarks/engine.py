@@ -22,8 +22,8 @@ import torch
 from benchmarks.rows import merge_rows, row
 from tracerl.config import Sampler
 from tracerl.evaluation.generate import changed_settings, default_settings
-from tracerl.models.masks import CLEAN, PAD
-from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Layout, Transformer, new_model
+from tracerl.models.masks import CLEAN, PAD, Layout
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Transformer, new_model
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose

@@ -13,9 +13,9 @@ from tokenizers import models as tokenizer_models
 
 from tests.tiny import cached_pass, tiny_sampler
 from tracerl.models.checkpoint import load_checkpoint
-from tracerl.models.masks import CLEAN, visible
+from tracerl.models.masks import CLEAN, Layout, visible
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import KeyValueCache, Layout, Transformer
+from tracerl.models.transformer import KeyValueCache, Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.views import PREDICTED, SHOWN, Plan, build_views

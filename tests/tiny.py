@@ -10,8 +10,9 @@ import torch
 
 from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
+from tracerl.models.masks import Layout
 from tracerl.models.order import fit_order_module
-from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Layout, Transformer, new_model
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Transformer, new_model
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
 

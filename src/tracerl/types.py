@@ -14,7 +14,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:  # those who only move rows do not wait for torch
     import torch
 
-    from tracerl.models.transformer import Layout
+    from tracerl.models.masks import Layout
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]

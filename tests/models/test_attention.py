@@ -11,8 +11,8 @@ from tests.tiny import END_IDS, MASK_ID, sharp_model, tiny_requests, tiny_sample
 from tracerl.errors import ParamsError
 from tracerl.models.attention import Prefix, check_backend, prepare
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import CLEAN, PAD
-from tracerl.models.transformer import Layout, Transformer
+from tracerl.models.masks import CLEAN, PAD, Layout
+from tracerl.models.transformer import Transformer
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.sampling.sampler import sample
 
@@ -52,18 +52,18 @@ def test_flex_samples_what_sdpa_samples():
 def test_which_masks_are_prefixes():
     rows = torch.zeros(2, 4, dtype=torch.int64)
     padded = torch.tensor([[CLEAN, CLEAN, CLEAN, PAD], [CLEAN, PAD, PAD, PAD]])
-    prefix = Layout(rows, rows, padded).visibility().prefix()
+    prefix = Layout(rows, rows, padded).prefix()
     assert prefix is not None
     assert prefix.tolist() == [3, 1]
-    live = Layout(rows, rows, rows, first_keys=torch.tensor([6, 2]), num_keys=8).visibility().prefix()
+    live = Layout(rows, rows, rows, first_keys=torch.tensor([6, 2]), num_keys=8).prefix()
     assert live is not None
     assert live.tolist() == [6, 2]
     left_padded = Layout(rows, rows, torch.tensor([[PAD, CLEAN, CLEAN, CLEAN]] * 2))
-    assert left_padded.visibility().prefix() is None, "the first keys are padding"
+    assert left_padded.prefix() is None, "the first keys are padding"
     blocks = torch.tensor([[0, 0, 1, 1]] * 2)
-    assert Layout(rows, blocks, torch.zeros_like(rows)).visibility().prefix() is None, "two blocks see different keys"
+    assert Layout(rows, blocks, torch.zeros_like(rows)).prefix() is None, "two blocks see different keys"
     noisy = Layout(rows, rows, torch.tensor([[CLEAN, CLEAN, 1, 1]] * 2))
-    assert noisy.visibility().prefix() is None
+    assert noisy.prefix() is None
 
 
 @torch.no_grad()
@@ -95,8 +95,8 @@ def test_prefixes_handed_to_flash_attention_are_the_mask(monkeypatch):
 
 def test_flash_leaves_masks_that_are_no_prefix_to_the_reference():
     rows = torch.zeros(1, 4, dtype=torch.int64)
-    noisy = Layout(rows, rows, torch.tensor([[CLEAN, CLEAN, 1, 1]])).visibility()
-    plain = Layout(rows, rows, torch.zeros_like(rows)).visibility()
+    noisy = Layout(rows, rows, torch.tensor([[CLEAN, CLEAN, 1, 1]]))
+    plain = Layout(rows, rows, torch.zeros_like(rows))
     with torch.no_grad():
         assert isinstance(prepare(plain, "flash", torch.bfloat16), Prefix)
         assert isinstance(prepare(noisy, "flash", torch.bfloat16), torch.Tensor)
@@ -107,7 +107,7 @@ def test_flash_leaves_masks_that_are_no_prefix_to_the_reference():
 def test_auto_is_the_reference_on_a_cpu():
     rows = torch.zeros(1, 4, dtype=torch.int64)
     with torch.no_grad():
-        assert isinstance(prepare(Layout(rows, rows, rows).visibility(), "auto", torch.float32), torch.Tensor)
+        assert isinstance(prepare(Layout(rows, rows, rows), "auto", torch.float32), torch.Tensor)
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):

@@ -16,8 +16,9 @@ from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
 from tracerl.models.families import FAMILIES
 from tracerl.models.lora import LoraLinear, merge_adapters, seed_dropout
+from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Layout, Transformer
+from tracerl.models.transformer import Transformer
 from tracerl.seeds import generator_for
 from tracerl.training.trainer import Trainer
 

@@ -14,9 +14,9 @@ from tokenizers import models as tokenizer_models
 
 from tests.tiny import cached_pass
 from tracerl.models.checkpoint import load_checkpoint, published_state, save_checkpoint
-from tracerl.models.masks import CLEAN, PAD
+from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import KeyValueCache, Layout, Transformer, predictor_positions
+from tracerl.models.transformer import KeyValueCache, Transformer, predictor_positions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
 FULL = [(family, path.stem) for family in ("llada", "dream") for path in sorted((FIXTURES / family).glob("logits_*.npz"))]

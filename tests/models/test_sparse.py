@@ -7,8 +7,7 @@ from tests.tiny import END_IDS, MASK_ID, sharp_model, tiny_requests, tiny_sample
 from tracerl.models import sparse
 from tracerl.models.attention import Backend, Chunks, attend, prepare
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import CLEAN, DOCUMENT, PAD
-from tracerl.models.transformer import Layout
+from tracerl.models.masks import CLEAN, DOCUMENT, PAD, Layout
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.sampling.sampler import sample
@@ -48,7 +47,7 @@ def test_chunks_give_the_output_and_the_gradients_of_the_mask(name: str, chunk: 
     for backend in BACKENDS:
         leaves = [part.clone().requires_grad_() for part in given]
         query, key, value = leaves
-        out = attend(query, key, value, prepare(layout.visibility(), backend, torch.float64)) * real
+        out = attend(query, key, value, prepare(layout, backend, torch.float64)) * real
         (out * upstream).sum().backward()
         found.append([out.detach(), *(leaf.grad for leaf in leaves)])
     for one, other in zip(*found, strict=True):
@@ -98,4 +97,4 @@ def test_likelihoods_do_not_depend_on_the_back_end(family: str):
 def test_auto_takes_chunks_for_long_layouts_only():
     for length, kind in ((1023, torch.Tensor), (1024, Chunks)):
         rows = torch.zeros(1, length, dtype=torch.int64)
-        assert isinstance(prepare(Layout(rows, rows, rows).visibility(), "auto", torch.float32), kind)
+        assert isinstance(prepare(Layout(rows, rows, rows), "auto", torch.float32), kind)

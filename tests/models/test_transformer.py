@@ -9,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 
 from tests.tiny import VOCAB_SIZE, sharp_model, tiny_architecture
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import CLEAN, PAD, attention_blocks, block_starts_after, visible
-from tracerl.models.transformer import Layout, Transformer, new_model, predictor_positions
+from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks, block_starts_after, visible
+from tracerl.models.transformer import Transformer, new_model, predictor_positions
 from tracerl.seeds import generator_for
 
 LENGTH = 11

@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny import APPROXIMATE, FULL_ATTENTION, MASK_ID, VOCAB_SIZE, sharp_model, tiny_requests, tiny_sampler
 from tracerl.models.cost import Meter, head_flops, layer_flops
-from tracerl.models.transformer import Layout
+from tracerl.models.masks import Layout
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.reporting.work import Work, sampling_work

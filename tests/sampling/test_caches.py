@@ -9,8 +9,8 @@ import torch
 from tests.tiny import APPROXIMATE, END_IDS, FULL_ATTENTION, MASK_ID, sharp_model, tiny_requests, tiny_sampler
 from tracerl.config import Sampler
 from tracerl.errors import DataError
-from tracerl.models.masks import CLEAN
-from tracerl.models.transformer import CacheWindow, Layout, Transformer, predictor_positions
+from tracerl.models.masks import CLEAN, Layout
+from tracerl.models.transformer import CacheWindow, Transformer, predictor_positions
 from tracerl.sampling.sampler import Request, sample
 from tracerl.types import Trajectory
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.tiny import APPROXIMATE, END_IDS, MASK_ID, SAMPLERS, sharp_model, tiny_requests, tiny_sampler
-from tracerl.models.masks import CLEAN, attention_blocks
-from tracerl.models.transformer import Layout, predictor_positions
+from tracerl.models.masks import CLEAN, Layout, attention_blocks
+from tracerl.models.transformer import predictor_positions
 from tracerl.sampling.drawing import draw, guided
 from tracerl.sampling.sampler import sample
 

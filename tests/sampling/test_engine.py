@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.tiny import APPROXIMATE, END_IDS, FULL_ATTENTION, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import CacheWindow, Layout, Transformer
+from tracerl.models.masks import Layout
+from tracerl.models.transformer import CacheWindow, Transformer
 from tracerl.sampling.sampler import Request, _Engine, sample
 from tracerl.seeds import key_for
 from tracerl.types import Trajectory

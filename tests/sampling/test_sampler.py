@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.tiny import END_IDS, MASK_ID, SAMPLERS, VOCAB_SIZE, chi_square_z, concatenated, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import block_starts_after, first_live_start
-from tracerl.models.transformer import CacheWindow, Layout, Transformer
+from tracerl.models.masks import Layout, block_starts_after, first_live_start
+from tracerl.models.transformer import CacheWindow, Transformer
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose, static_schedule

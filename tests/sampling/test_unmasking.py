@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.tiny import END_IDS, MASK_ID, SAMPLERS, chi_square_z, sharp_model, tiny_requests, tiny_sampler, with_order_module
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import CLEAN, attention_blocks
-from tracerl.models.transformer import Layout, predictor_positions
+from tracerl.models.masks import CLEAN, Layout, attention_blocks
+from tracerl.models.transformer import predictor_positions
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose, dream_shares, order_logprobs, perturbed
 from tracerl.seeds import key_for, uniforms

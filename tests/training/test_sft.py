@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.tiny import MASK_ID, sharp_model, tiny_requests, tiny_sampler
 from tracerl.models.families import FAMILIES
+from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Layout, Transformer, predictor_positions
+from tracerl.models.transformer import Transformer, predictor_positions
 from tracerl.objectives.views import sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.sampling.traces import preferred_order

@@ -23,65 +23,12 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from tracerl.errors import ParamsError
-from tracerl.models.masks import CLEAN, PAD, sees, visible
+from tracerl.models.masks import Layout, sees
 from tracerl.models.sparse import Chunk, attend_chunks, chunks_of
 
 Backend = Literal["auto", "sdpa", "sparse", "flex", "flash"]
 _LONG = 256  # tokens of a layout from which skipping blocks of 128 pays
 _LONG_ON_CPU = 1024  # the same for chunks of queries, whose kernels are called one by one
-
-
-@dataclass(frozen=True)
-class Visibility:
-    """Who sees whom in a pass: blocks and streams int64 [B, L] of tokens that see each other (masks.py).
-
-    Padding sees itself, only because a softmax over nothing is not a number.
-    first_keys, num_keys: every query of a row sees its first keys, int64 [B], of so many, whatever the blocks and streams say.
-    """
-
-    blocks: torch.Tensor
-    streams: torch.Tensor
-    first_keys: torch.Tensor | None = None
-    num_keys: int = 0
-
-    @property
-    def themselves(self) -> bool:
-        """Whether the keys are the queries."""
-        return self.first_keys is None
-
-    def mask(self) -> torch.Tensor:
-        """Bool [B, Q, K], or [B, 1, K] where all queries of a row see the same."""
-        if self.first_keys is not None:
-            return (torch.arange(self.num_keys, device=self.blocks.device) < self.first_keys.unsqueeze(1)).unsqueeze(1)
-        seen = visible(self.blocks, self.streams, self.blocks, self.streams)
-        return seen | torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
-
-    def prefix(self) -> torch.Tensor | None:
-        """How many first keys all (unpadded) queries of each row see, int32 [B]; None if they do not see the same first keys."""
-        if self.first_keys is not None:
-            return self.first_keys.to(torch.int32)
-        real = self.streams != PAD
-        if bool(((self.streams != CLEAN) & real).any()):
-            return None
-        last = self.blocks.masked_fill(~real, -1).amax(1, keepdim=True)
-        seen = (self.streams == CLEAN) & (self.blocks <= last)
-        count = seen.sum(1, keepdim=True)
-        first = torch.arange(seen.shape[1], device=seen.device) < count
-        if bool(((self.blocks != last) & real).any() | (seen != first).any()):
-            return None
-        return count.squeeze(1).clamp(min=1).to(torch.int32)
-
-    def blocked(self) -> BlockMask:
-        """The same for FlexAttention, in blocks of 128."""
-
-        def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-            if self.first_keys is not None:
-                return k < self.first_keys[b]
-            return sees(self.blocks[b, q], self.streams[b, q], self.blocks[b, k], self.streams[b, k]) | (q == k)
-
-        rows, queries = self.blocks.shape
-        keys = queries if self.first_keys is None else self.num_keys
-        return create_block_mask(seen, rows, None, queries, keys, device=self.blocks.device)
 
 
 @dataclass(frozen=True)
@@ -111,28 +58,41 @@ def check_backend(backend: Backend, device: torch.device) -> None:
                           do="set compute.attention to auto")  # fmt: skip
 
 
-def prepare(seen: Visibility, backend: Backend, dtype: torch.dtype) -> Prepared:
+def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
     """What `attend` needs of a pass, for the back end that will run it. Raises ParamsError where `flex` has no backward pass."""
-    device = seen.blocks.device
+    device = layout.blocks.device
     gradients = torch.is_grad_enabled()
     if backend == "flex" and device.type == "cpu" and gradients:
         raise ParamsError("attention 'flex' has no backward pass on a CPU", where="compute.attention", got=f"device {device}, gradients on",
                           wanted="forward passes only", do="set compute.attention to sdpa or auto")  # fmt: skip
     if backend == "auto" and device.type == "cpu":
-        backend = "sparse" if seen.themselves and seen.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
+        backend = "sparse" if layout.themselves and layout.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
     if backend == "auto":
         backend = "flash" if flash_installed() else "flex"
-        if backend == "flex" and not (seen.themselves and seen.blocks.shape[1] >= _LONG):
+        if backend == "flex" and not (layout.themselves and layout.blocks.shape[1] >= _LONG):
             backend = "sdpa"
-        if backend == "flash" and seen.themselves and gradients and seen.blocks.shape[1] >= _LONG:
+        if backend == "flash" and layout.themselves and gradients and layout.blocks.shape[1] >= _LONG:
             backend = "flex"
     if backend == "flex":
-        return seen.blocked()
-    if backend == "sparse" and seen.themselves:
-        return Chunks(chunks_of(seen.blocks.cpu(), seen.streams.cpu()))
-    if backend == "flash" and not gradients and dtype in (torch.bfloat16, torch.float16) and (lengths := seen.prefix()) is not None:
+        return _blocked(layout)
+    if backend == "sparse" and layout.themselves:
+        return Chunks(chunks_of(layout.blocks.cpu(), layout.streams.cpu()))
+    if backend == "flash" and not gradients and dtype in (torch.bfloat16, torch.float16) and (lengths := layout.prefix()) is not None:
         return Prefix(lengths)
-    return seen.mask().unsqueeze(1)
+    return layout.mask().unsqueeze(1)
+
+
+def _blocked(layout: Layout) -> BlockMask:
+    """What a layout's queries see, for FlexAttention, in blocks of 128."""
+
+    def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        if layout.first_keys is not None:
+            return k < layout.first_keys[b]
+        return sees(layout.blocks[b, q], layout.streams[b, q], layout.blocks[b, k], layout.streams[b, k]) | (q == k)
+
+    rows, queries = layout.blocks.shape
+    keys = queries if layout.themselves else layout.num_keys
+    return create_block_mask(seen, rows, None, queries, keys, device=layout.blocks.device)
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared: Prepared) -> torch.Tensor:

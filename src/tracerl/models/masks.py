@@ -8,6 +8,9 @@ Every token of a layout carries an attention block and a stream. Stream 0 is the
 it, `PAD` is padding. Full attention is the same rule with every token in block 0 of stream 0.
 """
 
+from dataclasses import dataclass, fields
+from typing import Any
+
 import torch
 
 from tracerl.models.families import Attention
@@ -16,6 +19,58 @@ PAD = -1
 CLEAN = 0
 COMMON = 1 << 40  # the stream of clean tokens that every document of their row sees (a prompt that several responses share)
 DOCUMENT = 1 << 20  # added to all streams of a row's second document, twice to those of its third, ...
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of a forward pass stand, and who sees whom: all int64 [B, L].
+
+    Padding sees itself, only because a softmax over nothing is not a number.
+    first_keys: int64 [B], of a cached pass, in which every query of a row sees its first keys out of `num_keys`, and nothing else: then
+        blocks and streams say nothing.
+
+    Example, block size 2, two clean blocks and one noisy view of the second:
+        positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
+    """
+
+    positions: torch.Tensor
+    blocks: torch.Tensor
+    streams: torch.Tensor
+    first_keys: torch.Tensor | None = None
+    num_keys: int = 0
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        return Layout(**moved)
+
+    @property
+    def themselves(self) -> bool:
+        """Whether the keys are the queries."""
+        return self.first_keys is None
+
+    def mask(self) -> torch.Tensor:
+        """Bool [B, Q, K], or [B, 1, K] where all queries of a row see the same."""
+        if self.first_keys is not None:
+            return (torch.arange(self.num_keys, device=self.blocks.device) < self.first_keys.unsqueeze(1)).unsqueeze(1)
+        seen = visible(self.blocks, self.streams, self.blocks, self.streams)
+        return seen | torch.eye(self.blocks.shape[1], dtype=torch.bool, device=self.blocks.device)
+
+    def prefix(self) -> torch.Tensor | None:
+        """How many first keys all (unpadded) queries of each row see, int32 [B]; None if they do not see the same first keys."""
+        if self.first_keys is not None:
+            return self.first_keys.to(torch.int32)
+        real = self.streams != PAD
+        if bool(((self.streams != CLEAN) & real).any()):
+            return None
+        last = self.blocks.masked_fill(~real, -1).amax(1, keepdim=True)
+        seen = (self.streams == CLEAN) & (self.blocks <= last)
+        count = seen.sum(1, keepdim=True)
+        first = torch.arange(seen.shape[1], device=seen.device) < count
+        if bool(((self.blocks != last) & real).any() | (seen != first).any()):
+            return None
+        return count.squeeze(1).clamp(min=1).to(torch.int32)
 
 
 def block_starts_after(length: int, block_size: int) -> int:

@@ -122,7 +122,7 @@ def _values(config: dict[str, Any], family: Family) -> dict[str, Any]:
 def config_of(model: Transformer) -> dict[str, Any]:
     """The config the model was loaded with, where it still holds, and its shape; of a new model the shape alone, sorted."""
     arch, family = model.architecture, model.family
-    dtype = str(model.model.embed_tokens.weight.dtype).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.")
     shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
     if arch.head_dim == (family.default_head_dim or arch.hidden_size // arch.num_heads):
         del shape[family.config_keys["head_dim"]]

@@ -6,7 +6,7 @@ knows which positions are predicted, so that a [rows, length, vocabulary] tensor
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from tracerl.models.attention import Backend, Prepared, Visibility, attend, prepare
+from tracerl.models.attention import Backend, Prepared, attend, prepare
 from tracerl.models.families import FAMILIES, Family
+from tracerl.models.masks import Layout
 
 if TYPE_CHECKING:
     from tracerl.models.lora import Adapters
@@ -44,38 +45,6 @@ class Architecture:
     norm_eps: float
     tie_embeddings: bool
     mask_id: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the tokens of a forward pass stand: all int64 [B, L] (masks.py explains blocks and streams).
-
-    first_keys: int64 [B], of a cached pass, in which every query of a row sees its first keys out of `num_keys`, and nothing else: then
-        blocks and streams say nothing.
-
-    Example, block size 2, two clean blocks and one noisy view of the second:
-        positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
-    """
-
-    positions: torch.Tensor
-    blocks: torch.Tensor
-    streams: torch.Tensor
-    first_keys: torch.Tensor | None = None
-    num_keys: int = 0
-
-    def to(self, device: torch.device) -> "Layout":
-        """The same on another device."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-        return Layout(**moved)
-
-    def visibility(self) -> Visibility:
-        """Who sees whom."""
-        return Visibility(self.blocks, self.streams, self.first_keys, self.num_keys)
-
-    def mask(self) -> torch.Tensor:
-        """Visibility, bool [B, L, K]."""
-        return self.visibility().mask()
 
 
 class KeyValueCache:
@@ -248,7 +217,7 @@ class Transformer(nn.Module):
     def forward(self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None) -> torch.Tensor:
         """Hidden states after the last norm, [B, L, hidden], for input_ids int64 [B, L]."""
         x = self.model.embed_tokens(input_ids)
-        seen = prepare(layout.visibility(), self.attention, x.dtype)
+        seen = prepare(layout, self.attention, x.dtype)
         rotary = rotary_table(layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype)
         for layer in self.model.layers:
             if self.checkpoint_layers and torch.is_grad_enabled():

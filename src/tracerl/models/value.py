@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tracerl.models.masks import Layout
 from tracerl.models.side import fill_module, save_module
-from tracerl.models.transformer import Layout, Transformer
+from tracerl.models.transformer import Transformer
 
 FOLDER = "value"
 

@@ -19,8 +19,8 @@ import torch
 
 from tracerl.errors import DataError
 from tracerl.models.families import Family
-from tracerl.models.masks import CLEAN, COMMON, DOCUMENT, PAD, block_starts_after
-from tracerl.models.transformer import Layout, predictor_positions
+from tracerl.models.masks import CLEAN, COMMON, DOCUMENT, PAD, Layout, block_starts_after
+from tracerl.models.transformer import predictor_positions
 from tracerl.types import Rivals, Trajectory, Views
 
 SHOWN, HIDDEN, PREDICTED, READ = 0, 1, 2, 3
@@ -500,5 +500,5 @@ def _block_rows(trajectory: Trajectory, plan: Plan, block_size: int, family: Fam
     views, tokens = chosen.nonzero()
     nth = there.cumsum().reshape(there.shape) - 1  # of the noisy blocks
     inside = (prompt + tokens) % block_size
-    columns = len(canvas) + nth[views, (prompt + tokens) // block_size - numbers[0]] * block_size + inside
+    columns = len(canvas) + nth[views, (prompt + tokens) // block_size - prompt // block_size] * block_size + inside
     return [_Row(np.concatenate([canvas, noisy.reshape(-1)]), where, where // block_size, streams, columns, tokens, views)]

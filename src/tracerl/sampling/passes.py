@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tracerl.models.masks import CLEAN, PAD, attention_blocks
-from tracerl.models.transformer import CacheWindow, KeyValueCache, Layout, Transformer, predictor_positions
+from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks
+from tracerl.models.transformer import CacheWindow, KeyValueCache, Transformer, predictor_positions
 from tracerl.sampling.slots import Ints, Live, Slots
 
 _SHAPE_STEP = 128  # static shapes are multiples of this
