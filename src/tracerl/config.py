@@ -817,7 +817,7 @@ class Params(Section):
 def load_params(path: Path) -> Params:
     """Reads and checks a params file. Raises ParamsError naming every wrong key with its path."""
     try:
-        data = YAML(typ="safe", pure=True).load(path.read_text())  # the parser DVC uses; it refuses a key given twice
+        data = YAML(typ="safe", pure=True).load(path.read_text())  # as DVC reads it; a key given twice is refused
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ParamsError("the params file cannot be read", where=str(path), got=error) from error
     return parse_params(data, where=str(path))
