@@ -1,11 +1,13 @@
-"""What claims.yaml asks for, as params files and as a DVC pipeline.
+"""What claims.yaml asks for, as params files and as DVC pipelines.
 
-    python -m replication.plan                 writes replication/params.yaml, dvc.yaml and the params of every folder below runs/
+    python -m replication.plan                 writes replication/dvc.yaml, and dvc.yaml and params.yaml of every folder below runs/
     python -m replication.plan --estimate      says what a plan will take
 
 A *world* is one family trained with one seed in a folder of its own, replication/runs/<plan>/<family>-<seed>, laid out as the project's
 root is: the stages run there unchanged, with DVC_ROOT set to it. Its params file is ../params.yaml with the family's changes, and the
 family's cells in place of the rounds. What code a stage depends on is read from the project's own dvc.yaml, so that the two cannot differ.
+Each world is a pipeline with a lock of its own, as DVC reads and writes a lock whole for every stage: in one lock of 225 stages that took
+as long as many a stage. replication/dvc.yaml judges them.
 """
 
 import argparse
@@ -26,7 +28,8 @@ ROOT = HERE.parent
 Tree = dict[str, Any]
 
 KINDS = ("tasks", "base", "traces", "sft", "rl", "evaluate")
-OWN_CODE = ["__init__.py", "cell.py", "grid.py"]
+OWN_CODE = ("__init__.py", "cell.py", "grid.py")
+_UP = "../../.."  # from a world to replication/
 HEAD = "# Written by `python -m replication.plan` from claims.yaml and ../dvc.yaml; do not edit.\n"
 
 
@@ -116,13 +119,13 @@ def _shrink(params: Tree, size: Tree) -> None:
 
 
 def write(folder: Path = HERE) -> None:
-    """The params of every world, the lists of cells that dvc.yaml goes over, and dvc.yaml itself."""
+    """Params and pipeline of every world, and the pipeline that judges them."""
     table, defaults = read_table(), default_params()
-    every = [one for plan in table["plans"] for one in worlds(table, plan, defaults)]
-    for one in every:
-        _write(folder / one.folder / "params.yaml", yaml.safe_dump(one.params, sort_keys=False))
-    _write(folder / "params.yaml", HEAD + yaml.safe_dump(cells(every), sort_keys=False, width=200, default_flow_style=None))
-    _write(folder / "dvc.yaml", HEAD + yaml.safe_dump(pipeline(table), sort_keys=False, width=140))
+    for plan in table["plans"]:
+        for one in worlds(table, plan, defaults):
+            _write(folder / one.folder / "params.yaml", yaml.safe_dump(one.params, sort_keys=False))
+            _write(folder / one.folder / "dvc.yaml", HEAD + yaml.safe_dump(pipeline(one), sort_keys=False, width=140))
+    _write(folder / "dvc.yaml", HEAD + yaml.safe_dump(judging(table), sort_keys=False, width=140))
 
 
 def _write(path: Path, text: str) -> None:
@@ -131,45 +134,42 @@ def _write(path: Path, text: str) -> None:
         write_text(path, text)
 
 
-def cells(every: list[World]) -> Tree:
-    """What the pipeline's stages go over: kind -> name of the cell -> where and what it is."""
-    found: Tree = {kind: {} for kind in KINDS}
-    for one in every:
-        for kind in KINDS[:3]:
-            found[kind][one.name] = {"world": one.folder}
-        for kind in KINDS[3:]:
-            for name, section in one.params[kind].items():
-                cell = {"world": one.folder, "name": name, "grid": one.grids.get(f"{kind}@{name}", "sampler")}
-                needs = {key: section[key] for key in ("init", "checkpoint", "data") if key in section}
-                found[kind][f"{one.name}-{name}"] = {**cell, **needs}
-    return found
-
-
-def pipeline(table: Tree) -> Tree:
-    """dvc.yaml: a stage for each kind over its cells, and the judging of each plan."""
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    entries: Tree = {}
+def pipeline(one: World) -> Tree:
+    """dvc.yaml of a world: a stage for each kind over its cells."""
+    stages, entries = _own_stages(), {}
     for kind in KINDS:
         own = stages[kind].get("do", stages[kind])
         alone = kind in KINDS[:3]
-        name, grid = ("-", "sampler") if alone else ("${item.name}", "${item.grid}")
+        name, grid = ("-", "sampler") if alone else ("${key}", "${item.grid}")
         stage = kind if alone else f"{kind}@{name}"
-        run = f"cd .. && DVC_ROOT=replication/${{item.world}} python -m replication.cell {kind} {name} {grid}"
-        keys = [key.replace("${key}", "${item.name}") for key in own["params"]]
-        data = [f"${{item.world}}/{path}" for path in INPUTS[kind]]
-        outs = [f"${{item.world}}/{path.format(stage=stage, name=name)}" for path in OUTPUTS[kind]]
-        entries[kind] = {
-            "foreach": f"${{{kind}}}",
-            "do": {
-                "cmd": run,
-                "deps": [*data, *OWN_CODE, *(f"../{path}" for path in own["deps"] if path.startswith(("src/", "stages/")))],
-                "params": [{"${item.world}/params.yaml": keys}],
-                "outs": [*outs, f"${{item.world}}/reports/records/{stage}.json"],
-            },
+        entry = {
+            "cmd": f"cd {_UP}/.. && DVC_ROOT=replication/{one.folder} python -m replication.cell {kind} {name} {grid}",
+            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in OWN_CODE), *(f"{_UP}/../{path}" for path in _code(own["deps"]))],
+            "params": own["params"],
+            "outs": [*(path.format(stage=stage, name=name) for path in OUTPUTS[kind]), f"reports/records/{stage}.json"],
         }
-    for plan in table["plans"]:
-        entries[f"judge-{plan}"] = _judging(table, plan, stages)
+        entries[kind] = entry if alone else {"foreach": cells(one, kind), "do": entry}
     return {"stages": entries}
+
+
+def cells(one: World, kind: str) -> Tree:
+    """What the stages of a kind go over: name of the cell -> what it needs, and on which grid it trains."""
+    return {
+        name: {
+            "grid": one.grids.get(f"{kind}@{name}", "sampler"),
+            **{key: section[key] for key in ("init", "checkpoint", "data") if key in section},
+        }
+        for name, section in one.params[kind].items()
+    }
+
+
+def _own_stages() -> Tree:
+    stages: Tree = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    return stages
+
+
+def _code(deps: list[str]) -> list[str]:
+    return [path for path in deps if path.startswith(("src/", "stages/"))]
 
 
 INPUTS = {
@@ -191,30 +191,20 @@ OUTPUTS = {
 }  # fmt: skip
 
 
-def _judging(table: Tree, plan: str, stages: Tree) -> Tree:
-    """The stage that reads a plan's cells and writes its verdicts."""
-    code = [*(path for path in stages["report"]["deps"] if path.startswith("src/")), "src/tracerl/seeds.py"]
-    folders = [f"runs/{plan}/{family}-{seed}" for seed in table["plans"][plan]["seeds"] for family in table["families"]]
-    return {
-        "cmd": f"cd .. && python -m replication.judge {plan}",
-        "deps": [
-            *(f"{folder}/{part}" for folder in folders for part in ("data/evals", "data/rollouts", "reports/records", "reports/curves")),
-            "__init__.py",
-            "claims.yaml",
-            "judge.py",
-            "page.html.j2",
-            "page.py",
-            "plan.py",
-            *(f"../{path}" for path in code),
-        ],
-        "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in ("replication.html", "replication.json")],
-    }
-
-
-def targets(one: World) -> list[str]:
-    """The stages of a world that nothing else of it needs: with what they need they are all of it."""
-    needed = {str(section.get("init") or section.get("checkpoint")) for kind in KINDS[3:] for section in one.params[kind].values()}
-    return [f"{kind}@{one.name}-{name}" for kind, name in rounds_of(one) if kind == "evaluate" or f"{kind}@{name}" not in needed]
+def judging(table: Tree) -> Tree:
+    """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
+    code = [*(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith("src/")), "src/tracerl/seeds.py"]
+    own = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
+    parts, files = ("data/evals", "data/rollouts", "reports/records", "reports/curves"), ("replication.html", "replication.json")
+    entries = {}
+    for plan, size in table["plans"].items():
+        folders = [f"runs/{plan}/{family}-{seed}" for seed in size["seeds"] for family in table["families"]]
+        entries[f"judge-{plan}"] = {
+            "cmd": f"cd .. && python -m replication.judge {plan}",
+            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *(f"../{path}" for path in code)],
+            "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in files],
+        }
+    return {"stages": entries}
 
 
 def rounds_of(one: World) -> list[tuple[str, str]]:

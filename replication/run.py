@@ -3,7 +3,7 @@
     python -m replication.run            all claims on three seeds; some hours on two cores
     python -m replication.run --fast     one seed, smaller and shorter: a look in minutes
 
-Each world (a family with a seed) is one `dvc repro` of its own in replication/; DVC decides what is fresh, so that a second run does
+Each world (a family with a seed) is a pipeline with one `dvc repro` of its own; DVC decides what is fresh, so that a second run does
 nothing. The first Ctrl-C lets every running stage save the unit of work it is in; whatever ends it, the same command goes on from what
 is saved.
 Output of the stages goes to replication/runs/<plan>/<world>/logs/dvc.log.
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from flows import process
 from replication import plan as plans
-from replication.page import verdict_table
 from replication.plan import HERE, ROOT, World
 
 QUIET = 30.0  # seconds between two lines of progress of one world
@@ -43,7 +42,8 @@ def main() -> None:
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
-    print(verdict_table(json.loads((HERE / "verdicts" / plan / "replication.json").read_text())))
+    verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
+    print("\n".join(f"{name:8} {claim['verdict']:10} {claim['says']}" for name, claim in verdicts.items()))
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
         sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")
@@ -69,7 +69,7 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
 
 def run_world(one: World, started: float) -> int:
     """Exit status. A cell that fails stops what needs it and nothing else."""
-    return run(["repro", "--keep-going", *plans.targets(one)], HERE / one.folder / "logs" / "dvc.log", say(one.name, started))
+    return run(["repro", "--keep-going", f"{one.folder}/dvc.yaml"], HERE / one.folder / "logs" / "dvc.log", say(one.name, started))
 
 
 def run(arguments: list[str], log: Path, on_line: Callable[[str], None]) -> int:
