@@ -21,6 +21,7 @@ from pathlib import Path
 
 from flows import process
 from replication import plan as plans
+from replication.page import verdict_table
 from replication.plan import HERE, ROOT, World
 
 QUIET = 30.0  # seconds between two lines of progress of one world
@@ -38,12 +39,11 @@ def main() -> None:
     started = time.monotonic()
     failed = run_worlds(plan, options.lanes, started)
     # By itself: a cell that failed would be tried again, and what it decides is undecided until it ends.
-    if run(["repro", "--single-item", f"judge-{plan}"], HERE / "runs" / plan / "judge.log", say("judge", started)):
+    if run(["repro", "--single-item", f"judge-{plan}"], HERE, HERE / "runs" / plan / "judge.log", say("judge", started)):
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
-    verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
-    print("\n".join(f"{name:8} {claim['verdict']:10} {claim['says']}" for name, claim in verdicts.items()))
+    print(verdict_table(json.loads((HERE / "verdicts" / plan / "replication.json").read_text())))
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
         sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")
@@ -69,12 +69,13 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
 
 def run_world(one: World, started: float) -> int:
     """Exit status. A cell that fails stops what needs it and nothing else."""
-    return run(["repro", "--keep-going", f"{one.folder}/dvc.yaml"], HERE / one.folder / "logs" / "dvc.log", say(one.name, started))
+    folder = HERE / one.folder
+    return run(["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", say(one.name, started))
 
 
-def run(arguments: list[str], log: Path, on_line: Callable[[str], None]) -> int:
-    """Exit status of a DVC command in replication/. It ends with this process, however that ends."""
-    return process.run(process.dvc(*arguments), HERE, log, on_line)
+def run(arguments: list[str], folder: Path, log: Path, on_line: Callable[[str], None]) -> int:
+    """Exit status of a DVC command in a folder. It ends with this process, however that ends."""
+    return process.run(process.dvc(*arguments), folder, log, on_line)
 
 
 def say(name: str, started: float) -> Callable[[str], None]:

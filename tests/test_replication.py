@@ -5,12 +5,14 @@ runs from end to end, and its page is a function of the numbers.
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from dvc.repo import Repo
 
 from replication import judge, plan
 from replication.cell import Work
@@ -18,6 +20,7 @@ from replication.grid import response_aligned
 from replication.page import render
 from stages.context import write_curve
 from tests.reporting.synthetic_run import make_rollout, make_tasks
+from tests.repository import git
 from tests.test_stage_deps import imported, needed
 from tests.tiny_run import ROOT, run_stage, tiny_params, write_params
 from tracerl.config import METHOD_KEYS
@@ -93,6 +96,19 @@ def test_the_committed_pipelines_are_the_ones_the_table_asks_for(tmp_path: Path)
     kept = [path for path in made if (ROOT / "replication" / path).is_file()]
     assert len(kept) == len(made) == 1 + 8
     assert all(made[path] == (ROOT / "replication" / path).read_text() for path in kept), "run python -m replication.plan"
+
+
+def test_dvc_finds_every_cell(tmp_path: Path) -> None:
+    """A copy of what git keeps of replication/, after `python -m replication.plan`: what git ignores, DVC does not look at."""
+    git(tmp_path, "init", "--quiet")
+    folder = tmp_path / "replication"
+    for name in (".dvc/config", ".dvcignore", ".gitignore"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / "replication" / name, folder / name)
+    plan.write(folder)
+    every = [one for name in TABLE["plans"] for one in plan.worlds(TABLE, name, DEFAULTS)]
+    found = [stage.addressing for stage in Repo(str(folder)).index.stages]
+    assert len(found) == len(set(found)) == 2 + sum(3 + len(plan.rounds_of(one)) for one in every)
 
 
 @pytest.mark.parametrize("kind", plan.KINDS)
