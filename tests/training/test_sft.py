@@ -1,6 +1,7 @@
 """Known solutions lie on the blocks that the sampler will write in, and the model's preferred order of them is its own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import MASK_ID, sharp_model, tiny_requests, tiny_sampler
+from tracerl.config import load_params
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
@@ -17,7 +19,7 @@ from tracerl.objectives.views import sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.sampling.traces import preferred_order
 from tracerl.seeds import generator_for
-from tracerl.training.sft import completed, worked_trajectory
+from tracerl.training.sft import _micro_batches, completed, worked_trajectory
 from tracerl.types import Task, Trajectory
 
 TOKENIZER = character_tokenizer()
@@ -117,3 +119,22 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
     for trajectory, ordered in zip(batch, preferred_order(model, batch, 4, pick, pick), strict=True):
         selections = by_hand(model, trajectory, 4, pick)
         assert [np.flatnonzero(ordered.step_map == step + 1).tolist() for step in range(ordered.num_steps)] == selections
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("objective", ["semi_ar", "random"])
+def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
+    """The draw may leave an example whole. With full attention there is then no row to pass."""
+    shipped = load_params(Path(__file__).parents[2] / "params.yaml").sft["short"]
+    changes = {"objective": objective, "noise": (0.0, 0.1), "block_sizes": {4: 1.0}, "tasks": {"set": 1.0}, "batch_size": 8}
+    model, examples = sharp_model(family, torch.float64), {"set": [known(4, 5), known(5, 8)]}
+    alone, together = (
+        torch.stack(
+            [loss() for loss in _micro_batches(model, TOKENIZER, examples, shipped.model_copy(update={**changes, **size}), (1, "", 1))]
+        )
+        for size in ({"micro_batch_tokens": 1}, {"micro_batch_tokens": 10_000})
+    )
+    assert 0 < int((alone == 0).sum()) < len(alone)
+    torch.testing.assert_close(alone.sum(), together.sum(), rtol=1e-12, atol=0)
+    alone.sum().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

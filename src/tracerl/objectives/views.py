@@ -384,7 +384,7 @@ def build_views(
     if group_tokens:
         rows = [row.without(n) if n else row.sharing(len(prompt)) for row, prompt, n in zip(rows, prompts, dropped, strict=True)]
     row_at, offset, document = _places([len(row.ids) for row in rows], joins)
-    width = max((int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=0)
+    width = max((int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=1)
 
     def padded(name: str, fill: int, step: int = 0) -> torch.Tensor:
         out = np.full((int(row_at.max(initial=-1)) + 1, width), fill, dtype=np.int64)
