@@ -40,9 +40,9 @@ def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) 
     )  # fmt: skip
 
 
-def verdict_table(verdicts: Tree) -> str:
-    """The verdicts as a table of Markdown."""
-    rows = [(claim["says"], claim["source"], f"**{claim['verdict']}**") for claim in verdicts["claims"].values()]
+def verdict_table(claims: Sequence[Tree]) -> str:
+    """The verdicts on some claims as a table of Markdown."""
+    rows = [(claim["says"], claim["source"], f"**{claim['verdict']}**") for claim in claims]
     return "\n".join(f"| {' | '.join(row)} |" for row in [("claim", "source", "verdict"), ("---",) * 3, *rows])
 
 

@@ -43,7 +43,8 @@ def main() -> None:
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
-    print(verdict_table(json.loads((HERE / "verdicts" / plan / "replication.json").read_text())))
+    verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
+    print(verdict_table([verdicts[name] for name in plans.read_table()["claims"]]))
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
         sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")

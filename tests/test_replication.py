@@ -17,7 +17,7 @@ from dvc.repo import Repo
 from replication import judge, plan
 from replication.cell import Work
 from replication.grid import response_aligned
-from replication.page import render
+from replication.page import render, verdict_table
 from stages.context import write_curve
 from tests.reporting.synthetic_run import make_rollout, make_tasks
 from tests.repository import git
@@ -379,3 +379,9 @@ def test_the_page_says_the_verdicts_and_needs_nothing_but_itself(judged: tuple[d
     assert page.count("<polygon") == 3
     assert not re.search(r'(?:src|href)="(?!#|data:)', page)
     assert "<script" not in page
+
+
+def test_the_readme_says_the_verdicts_of_the_committed_run() -> None:
+    shown = (ROOT / "README.md").read_text().split("<!-- replication:begin -->")[1].split("<!-- replication:end -->")[0]
+    found = json.loads((ROOT / "reports" / "metrics" / "replication.json").read_text())["claims"]
+    assert shown.strip() == verdict_table([found[name] for name in TABLE["claims"]]), "put what `make replicate` says between the markers"
