@@ -50,7 +50,7 @@ def _row(one: Tree) -> Tree:
     points = one["metric"] == "accuracy"
 
     def text(value: float) -> str:
-        return f"{100 * value:+.1f}" if points else f"{value:+.3g}"
+        return f"{100 * value:+.1f}" if points else f"{value:+.2g}"
 
     unit = " points" if points else ""
     known = one["difference"] is not None
