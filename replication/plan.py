@@ -30,7 +30,7 @@ Tree = dict[str, Any]
 KINDS = ("tasks", "base", "traces", "sft", "rl", "evaluate")
 OWN_CODE = ("__init__.py", "cell.py", "grid.py")
 _UP = "../../.."  # from a world to replication/
-HEAD = "# Written by `python -m replication.plan` from claims.yaml and ../dvc.yaml; do not edit.\n"
+HEAD = "# Written by `python -m replication.plan` from replication/claims.yaml and the project's dvc.yaml; do not edit.\n"
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def pipeline(one: World) -> Tree:
         stage = kind if alone else f"{kind}@{name}"
         entry = {
             "cmd": f"cd {_UP}/.. && DVC_ROOT=replication/{one.folder} python -m replication.cell {kind} {name} {grid}",
-            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in OWN_CODE), *(f"{_UP}/../{path}" for path in _code(own["deps"]))],
+            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in OWN_CODE), *(f"{_UP}/.{path}" for path in _code(own["deps"]))],
             "params": own["params"],
             "outs": [*(path.format(stage=stage, name=name) for path in OUTPUTS[kind]), f"reports/records/{stage}.json"],
         }
@@ -169,6 +169,10 @@ def _own_stages() -> Tree:
 
 
 def _code(deps: list[str]) -> list[str]:
+    """The project's code among a stage's dependencies.
+
+    Reached through the links .src and .stages: outside of its own root DVC ignores nothing, and would count what Python compiles there.
+    """
     return [path for path in deps if path.startswith(("src/", "stages/"))]
 
 
@@ -201,7 +205,7 @@ def judging(table: Tree) -> Tree:
         folders = [f"runs/{plan}/{family}-{seed}" for seed in size["seeds"] for family in table["families"]]
         entries[f"judge-{plan}"] = {
             "cmd": f"cd .. && python -m replication.judge {plan}",
-            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *(f"../{path}" for path in code)],
+            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *(f".{path}" for path in code)],
             "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in files],
         }
     return {"stages": entries}

@@ -93,28 +93,48 @@ def test_a_look_shortens_what_is_compared_alike() -> None:
 def test_the_committed_pipelines_are_the_ones_the_table_asks_for(tmp_path: Path) -> None:
     plan.write(tmp_path)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("dvc.yaml")}
-    kept = [path for path in made if (ROOT / "replication" / path).is_file()]
-    assert len(kept) == len(made) == 1 + 8
-    assert all(made[path] == (ROOT / "replication" / path).read_text() for path in kept), "run python -m replication.plan"
+    kept = {path.relative_to(ROOT / "replication"): path.read_text() for path in (ROOT / "replication").rglob("dvc.yaml")}
+    assert len(made) == 1 + 8
+    assert kept == made, "run python -m replication.plan"
 
 
-def test_dvc_finds_every_cell(tmp_path: Path) -> None:
-    """A copy of what git keeps of replication/, after `python -m replication.plan`: what git ignores, DVC does not look at."""
-    git(tmp_path, "init", "--quiet")
-    folder = tmp_path / "replication"
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What git keeps of replication/, after `python -m replication.plan`, beside code that Python has compiled."""
+    top = tmp_path_factory.mktemp("copied")
+    git(top, "init", "--quiet")
+    folder = top / "replication"
     for name in (".dvc/config", ".dvcignore", ".gitignore"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / "replication" / name, folder / name)
+    for name in (".src", ".stages"):
+        shutil.copyfile(ROOT / "replication" / name, folder / name, follow_symlinks=False)
+    models = top / "src" / "tracerl" / "models"
+    (models / "__pycache__").mkdir(parents=True)
+    (models / "order.py").write_text("")
+    (models / "__pycache__" / "order.cpython-311.pyc").write_bytes(b"compiled")
     plan.write(folder)
+    return folder
+
+
+def test_dvc_finds_every_cell(copied: Path) -> None:
+    """It looks at nothing that git ignores."""
     every = [one for name in TABLE["plans"] for one in plan.worlds(TABLE, name, DEFAULTS)]
-    found = [stage.addressing for stage in Repo(str(folder)).index.stages]
+    found = [stage.addressing for stage in Repo(str(copied)).index.stages]
     assert len(found) == len(set(found)) == 2 + sum(3 + len(plan.rounds_of(one)) for one in every)
+
+
+def test_what_python_compiles_is_no_part_of_what_a_cell_depends_on(copied: Path) -> None:
+    stage = next(one for one in Repo(str(copied)).index.stages if one.addressing.endswith("sdar-1/dvc.yaml:base"))
+    models = next(dep for dep in stage.deps if str(dep).endswith("models"))
+    models.save()
+    assert models.meta.nfiles == 1
 
 
 @pytest.mark.parametrize("kind", plan.KINDS)
 def test_a_cell_depends_on_all_the_code_it_runs(kind: str) -> None:
     entry = plan.pipeline(FULL[0])["stages"][kind]
-    deps = [dep.replace("../", "") for dep in entry.get("do", entry)["deps"] if dep.startswith("../")]
+    deps = [dep.removeprefix("../../../").removeprefix(".") for dep in entry.get("do", entry)["deps"] if dep.startswith("../")]
     missing = [file for file in needed(f"python -m stages.{kind}") if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)]
     assert missing == []
     assert {"cell.py", "grid.py"} <= set(deps)
@@ -124,7 +144,7 @@ def test_a_cell_depends_on_all_the_code_it_runs(kind: str) -> None:
 def test_the_judging_depends_on_all_the_code_it_runs(name: str) -> None:
     deps = JUDGING[f"judge-{name}"]["deps"]
     files = {path for file in ("judge.py", "page.py", "plan.py") for path in imported(ROOT / "replication" / file)}
-    names = {f"../{path.relative_to(ROOT)}" for path in files if path.name != "__init__.py"}
+    names = {f".{path.relative_to(ROOT)}" for path in files if path.name != "__init__.py"}
     assert len(names) > 5
     assert [path for path in names if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)] == []
     assert {"claims.yaml", "judge.py", "page.py", "page.html.j2", "plan.py"} <= set(deps)

@@ -101,7 +101,6 @@ class SelfAttention(nn.Module):
     def __init__(self, arch: Architecture, family: Family, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, arch.head_dim
-        self.num_heads, self.num_kv_heads = arch.num_heads, arch.num_kv_heads
         query_size, key_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
         self.q_proj = nn.Linear(arch.hidden_size, query_size, bias=family.qkv_bias)
         self.k_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
@@ -114,13 +113,13 @@ class SelfAttention(nn.Module):
         self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], seen: Prepared, layout: Layout, window: CacheWindow | None
     ) -> torch.Tensor:
         b, length, _ = x.shape
-        query = rotate(self.q_norm(self.q_proj(x).view(b, length, self.num_heads, self.head_dim)), rotary)
-        key = rotate(self.k_norm(self.k_proj(x).view(b, length, self.num_kv_heads, self.head_dim)), rotary)
-        value = self.v_proj(x).view(b, length, self.num_kv_heads, self.head_dim)
+        query = rotate(self.q_norm(self.q_proj(x).view(b, length, -1, self.head_dim)), rotary)
+        key = rotate(self.k_norm(self.k_proj(x).view(b, length, -1, self.head_dim)), rotary)
+        value = self.v_proj(x).view(b, length, -1, self.head_dim)
         if window is not None:
             key, value = window.exchange(self.layer, layout.positions, key, value)
         out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), seen)
-        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, self.num_heads * self.head_dim))
+        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, -1))
         return projected
 
 

@@ -385,9 +385,10 @@ def build_views(
         rows = [row.without(n) if n else row.sharing(len(prompt)) for row, prompt, n in zip(rows, prompts, dropped, strict=True)]
     row_at, offset, document = _places([len(row.ids) for row in rows], joins)
     width = max((int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=1)
+    height = max(int(row_at.max(initial=-1)) + 1, 1)  # where nothing is masked, one row of padding is passed
 
     def padded(name: str, fill: int, step: int = 0) -> torch.Tensor:
-        out = np.full((int(row_at.max(initial=-1)) + 1, width), fill, dtype=np.int64)
+        out = np.full((height, width), fill, dtype=np.int64)
         for i, row in enumerate(rows):
             values = getattr(row, name)
             out[row_at[i], offset[i] : offset[i] + len(values)] = values + step * document[i]

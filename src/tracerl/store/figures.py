@@ -40,11 +40,14 @@ FIGURES = {
 }
 
 
+_OF_MANY = ("summary", "replication", "replication-fast")  # files that are no one stage's metrics
+
+
 def figures(run: RunFiles) -> dict[str, pa.Table]:
     """Rows of the three views. Raises DataError naming a file that is damaged; what is not there has no rows."""
     params, metrics = _params(run), {path: _json(run, path) for path in run.glob("reports/metrics/**/*.json")}
     named = {path.removeprefix("reports/metrics/").removesuffix(".json"): value for path, value in metrics.items()}
-    points = [row for name, value in named.items() if name != "summary" for row in _leaves(_stage_of(name), "", None, value)]
+    points = [row for name, value in named.items() if name not in _OF_MANY for row in _leaves(_stage_of(name), "", None, value)]
     for path in run.glob("reports/curves/*.tsv"):
         points += _curve(run, path)
     runs = list(_runs(params, named))

@@ -116,8 +116,8 @@ class Sharded(Generic[Model]):
                 with _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                     parameter.copy_(value)
             for key in _MOMENTS if num_steps else ():
-                # what no loss had reached yet has no moments if the state is of plain AdamW
-                moment = tensors.get(f"optimizer.{key}.{name}", torch.zeros_like(value))
+                # a state of plain AdamW has no moments of what no loss had reached yet
+                moment = tensors[f"optimizer.{key}.{name}"] if f"optimizer.step.{name}" in tensors else torch.zeros_like(value)
                 self._set(parameter, moment.to(parameter.device), key)
         for state in self.engine.optimizer.optimizer.state.values():
             state["step"].fill_(num_steps)
