@@ -12,6 +12,7 @@ as long as many a stage. replication/dvc.yaml judges them.
 
 import argparse
 import copy
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def pipeline(one: World) -> Tree:
         stage = kind if alone else f"{kind}@{name}"
         entry = {
             "cmd": f"cd {_UP}/.. && DVC_ROOT=replication/{one.folder} python -m replication.cell {kind} {name} {grid}",
-            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in OWN_CODE), *(f"{_UP}/.{path}" for path in _code(own["deps"]))],
+            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in (*OWN_CODE, *_code(own["deps"])))],
             "params": own["params"],
             "outs": [*(path.format(stage=stage, name=name) for path in OUTPUTS[kind]), f"reports/records/{stage}.json"],
         }
@@ -163,17 +164,19 @@ def cells(one: World, kind: str) -> Tree:
     }
 
 
+@functools.cache
 def _own_stages() -> Tree:
+    """The stages of the project's dvc.yaml."""
     stages: Tree = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     return stages
 
 
 def _code(deps: list[str]) -> list[str]:
-    """The project's code among a stage's dependencies.
+    """The project's code among a stage's dependencies, as replication/ reaches it.
 
-    Reached through the links .src and .stages: outside of its own root DVC ignores nothing, and would count what Python compiles there.
+    Through the links .src and .stages: outside of its own root DVC ignores nothing, and would count what Python compiles there.
     """
-    return [path for path in deps if path.startswith(("src/", "stages/"))]
+    return [f".{path}" for path in deps if path.startswith(("src/", "stages/"))]
 
 
 INPUTS = {
@@ -197,7 +200,7 @@ OUTPUTS = {
 
 def judging(table: Tree) -> Tree:
     """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
-    code = [*(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith("src/")), "src/tracerl/seeds.py"]
+    code = [*(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith(".src/")), ".src/tracerl/seeds.py"]
     own = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
     parts, files = ("data/evals", "data/rollouts", "reports/records", "reports/curves"), ("replication.html", "replication.json")
     entries = {}
@@ -205,7 +208,7 @@ def judging(table: Tree) -> Tree:
         folders = [f"runs/{plan}/{family}-{seed}" for seed in size["seeds"] for family in table["families"]]
         entries[f"judge-{plan}"] = {
             "cmd": f"cd .. && python -m replication.judge {plan}",
-            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *(f".{path}" for path in code)],
+            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *code],
             "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in files],
         }
     return {"stages": entries}

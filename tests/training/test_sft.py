@@ -1,7 +1,6 @@
 """Known solutions lie on the blocks that the sampler will write in, and the model's preferred order of them is its own."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiny import MASK_ID, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny_run import ROOT
 from tracerl.config import load_params
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
@@ -125,7 +125,7 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
 @pytest.mark.parametrize("objective", ["semi_ar", "random"])
 def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
     """The draw may leave an example whole. With full attention there is then no row to pass."""
-    shipped = load_params(Path(__file__).parents[2] / "params.yaml").sft["short"]
+    shipped = load_params(ROOT / "params.yaml").sft["short"]
     changes = {"objective": objective, "noise": (0.0, 0.1), "block_sizes": {4: 1.0}, "tasks": {"set": 1.0}, "batch_size": 8}
     model, examples = sharp_model(family, torch.float64), {"set": [known(4, 5), known(5, 8)]}
     alone, together = (
