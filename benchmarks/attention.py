@@ -1,7 +1,8 @@
 """Time of each attention back end against the reference, and how far their results lie apart.
 
-Two passes of a random model: a training layout, [clean | noisy views], and live blocks against their keys. On CUDA in bfloat16, where
-`flex` is compiled and `flash` runs if it is installed; on a CPU in float32, where `flex` only checks its masks.
+Two passes of a random model: a training layout, [clean | noisy views], and live blocks against
+their keys. On CUDA in bfloat16, where `flex` is compiled and `flash` runs if it is installed; on a
+CPU in float32, where `flex` only checks its masks.
 
 Example: python -m benchmarks.attention --length 2048
 """
@@ -13,7 +14,13 @@ import torch
 
 from tracerl.models.attention import Backend, flash_installed
 from tracerl.models.masks import Layout
-from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Transformer, new_model
+from tracerl.models.transformer import (
+    Architecture,
+    CacheWindow,
+    KeyValueCache,
+    Transformer,
+    new_model,
+)
 from tracerl.seeds import generator_for
 
 BLOCK, ROWS, REPEATS = 4, 4, 5
@@ -29,10 +36,14 @@ def training_layout(length: int, device: torch.device) -> Layout:
 def cached_layout(length: int, device: torch.device) -> Layout:
     """The last block of every row against all keys up to it."""
     live = torch.arange(length - BLOCK, length, device=device).expand(ROWS, -1)
-    return Layout(live, live, live, first_keys=torch.full((ROWS,), length, device=device), num_keys=length)
+    return Layout(
+        live, live, live, first_keys=torch.full((ROWS,), length, device=device), num_keys=length
+    )
 
 
-def timed(model: Transformer, ids: torch.Tensor, layout: Layout, backend: Backend) -> tuple[float, torch.Tensor]:
+def timed(
+    model: Transformer, ids: torch.Tensor, layout: Layout, backend: Backend
+) -> tuple[float, torch.Tensor]:
     """Seconds of one pass, the best of several, and its hidden states."""
     window = None
     if length := layout.num_keys:
@@ -51,15 +62,25 @@ def timed(model: Transformer, ids: torch.Tensor, layout: Layout, backend: Backen
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=512)
     length = parser.parse_args().length // BLOCK * BLOCK
     cuda = torch.cuda.is_available()
-    device, dtype = torch.device("cuda" if cuda else "cpu"), torch.bfloat16 if cuda else torch.float32
+    device, dtype = (
+        torch.device("cuda" if cuda else "cpu"),
+        torch.bfloat16 if cuda else torch.float32,
+    )
     shape = Architecture("sdar", 1000, 512, 1024, 2, 8, 4, 64, 1e6, 1e-6, False, 0)
     model = new_model(shape, generator_for(1, "attention")).to(device, dtype).eval()
-    for name, layout in (("training", training_layout(length, device)), ("cached", cached_layout(length, device))):
-        ids = torch.randint(0, 1000, layout.positions.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    for name, layout in (
+        ("training", training_layout(length, device)),
+        ("cached", cached_layout(length, device)),
+    ):
+        ids = torch.randint(
+            0, 1000, layout.positions.shape, generator=torch.Generator().manual_seed(1)
+        ).to(device)
         reference, wanted = timed(model, ids, layout, "sdpa")
         backends: list[Backend] = ["flex", "flash"] if cuda and flash_installed() else ["flex"]
         for backend in backends:

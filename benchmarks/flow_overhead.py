@@ -1,10 +1,12 @@
-"""What a flow costs over plain DVC when there is nothing to do: `dvc repro` against `python -m flows.pipeline`.
+"""What a flow costs over plain DVC when there is nothing to do: `dvc repro` against `python -m
+flows.pipeline`.
 
     python -m benchmarks.flow_overhead
     python -m benchmarks.flow_overhead --stages 20 --parallel 4
 
-Makes a project of independent, almost empty stages in a temporary folder and a Prefect server for it, runs everything once, then times
-no-op runs of both in turn. Prints the seconds of each, their ratio, and the flow's cost for each stage.
+Makes a project of independent, almost empty stages in a temporary folder and a Prefect server for
+it, runs everything once, then times no-op runs of both in turn. Prints the seconds of each, their
+ratio, and the flow's cost for each stage.
 """
 
 import argparse
@@ -22,10 +24,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=int, default=10, help="how many stages the project has (10)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stages", type=int, default=10, help="how many stages the project has (10)"
+    )
     parser.add_argument("--parallel", type=int, default=2, help="max_parallel of the flow (2)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is timed; the median counts (3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each is timed; the median counts (3)"
+    )
     parser.add_argument("--port", type=int, default=4790, help="port of the server (4790)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -48,7 +56,9 @@ def main() -> None:
             times = [(seconds(folder, dvc), seconds(folder, flow)) for _ in range(arguments.rounds)]
     plain, watched = (median(column) for column in zip(*times, strict=True))
     each = (watched - plain) / arguments.stages
-    print(f"dvc repro {plain:.1f} s, flow {watched:.1f} s, ratio {watched / plain:.1f}, {each:.2f} s for each of {arguments.stages} stages")
+    print(
+        f"dvc repro {plain:.1f} s, flow {watched:.1f} s, ratio {watched / plain:.1f}, {each:.2f} s for each of {arguments.stages} stages"
+    )
 
 
 def make_project(folder: Path, num_stages: int) -> None:
@@ -56,7 +66,10 @@ def make_project(folder: Path, num_stages: int) -> None:
     folder.mkdir()
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(command, cwd=folder, check=True)
-    stages = [f"  stage{i}:\n    cmd: echo {i} > {i}.txt\n    outs: [{i}.txt]\n    deps: [params.yaml]\n" for i in range(num_stages)]
+    stages = [
+        f"  stage{i}:\n    cmd: echo {i} > {i}.txt\n    outs: [{i}.txt]\n    deps: [params.yaml]\n"
+        for i in range(num_stages)
+    ]
     (folder / "dvc.yaml").write_text("stages:\n" + "".join(stages))
     (folder / "params.yaml").write_text("seed: 1\n")
 
@@ -64,7 +77,9 @@ def make_project(folder: Path, num_stages: int) -> None:
 def seconds(folder: Path, arguments: list[str]) -> float:
     """Wall time of `python -m ARGUMENTS`; ends the program if it fails."""
     started = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"error: {' '.join(arguments)} failed\n{done.stdout}{done.stderr}")
     return time.perf_counter() - started

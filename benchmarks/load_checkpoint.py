@@ -1,6 +1,8 @@
-"""Peak memory of loading a sharded checkpoint at the true shapes of SDAR-4B, as a multiple of its size.
+"""Peak memory of loading a sharded checkpoint at the true shapes of SDAR-4B, as a multiple of its
+size.
 
-Random bf16 weights (a million numbers over and over) are written to a temporary directory shard by shard, then loaded by a fresh process.
+Random bf16 weights (a million numbers over and over) are written to a temporary directory shard by
+shard, then loaded by a fresh process.
 
 Example: python -m benchmarks.load_checkpoint --layers 36
 """
@@ -41,7 +43,11 @@ SHARD_BYTES = 1_000_000_000
 
 def write_checkpoint(directory: Path, layers: int) -> int:
     """Writes the directory and returns the bytes of its weights."""
-    config = {**SDAR_4B, "num_hidden_layers": layers, "mask_token_id": character_tokenizer().mask_id}
+    config = {
+        **SDAR_4B,
+        "num_hidden_layers": layers,
+        "mask_token_id": character_tokenizer().mask_id,
+    }
     (directory / "config.json").write_text(json.dumps(config))
     character_tokenizer().save(directory)
     with torch.device("meta"):
@@ -50,9 +56,14 @@ def write_checkpoint(directory: Path, layers: int) -> int:
     pending: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}
     size = total = 0
-    shapes = [(published_name(name, model.family), parameter.shape) for name, parameter in model.named_parameters()]
+    shapes = [
+        (published_name(name, model.family), parameter.shape)
+        for name, parameter in model.named_parameters()
+    ]
     for i, (name, shape) in enumerate(shapes):
-        pending[name] = some.repeat(-(-shape.numel() // len(some)))[: shape.numel()].reshape(shape).clone()
+        pending[name] = (
+            some.repeat(-(-shape.numel() // len(some)))[: shape.numel()].reshape(shape).clone()
+        )
         size += pending[name].numel() * 2
         if size >= SHARD_BYTES or i == len(shapes) - 1:
             file = f"model-{len(set(weight_map.values())) + 1:05d}.safetensors"
@@ -65,8 +76,11 @@ def write_checkpoint(directory: Path, layers: int) -> int:
 
 
 def resident_bytes(kind: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process. getrusage's peak would be that of the parent, which wrote the weights."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    """VmRSS (now) or VmHWM (peak) of this process. getrusage's peak would be that of the parent,
+    which wrote the weights."""
+    [line] = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)
+    ]
     return int(line.split()[1]) * 1024
 
 
@@ -80,8 +94,12 @@ def load(directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=36, help="fewer where memory or disk is short")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--layers", type=int, default=36, help="fewer where memory or disk is short"
+    )
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
@@ -90,10 +108,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         size = write_checkpoint(Path(name), arguments.layers)
         command = [sys.executable, "-m", "benchmarks.load_checkpoint", "--load", name]
-        result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        result = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
     ratio = result["bytes"] / size
     peak, seconds = result["bytes"] / 1e9, result["seconds"]
-    print(f"{arguments.layers} layers, {size / 1e9:.2f} GB: peak {peak:.2f} GB in {seconds:.0f} s, {ratio:.3f} x its size")
+    print(
+        f"{arguments.layers} layers, {size / 1e9:.2f} GB: peak {peak:.2f} GB in {seconds:.0f} s, {ratio:.3f} x its size"
+    )
     if ratio > 1.2:
         sys.exit("more than 1.2 x")
 

@@ -1,10 +1,13 @@
-"""Where the time of the default run goes, phase by phase: a few units of each kind of stage, on what `dvc repro` left in data/.
+"""Where the time of the default run goes, phase by phase: a few units of each kind of stage, on
+what `dvc repro` left in data/.
 
-    dvc repro && python -m benchmarks.phases         # rows go to reports/metrics/benchmarks.json; a minute
+    dvc repro && python -m benchmarks.phases         # rows go to reports/metrics/benchmarks.json; a
+    minute
 
-Each stage runs in a process and a folder of its own, unchanged, with the params of the default run but fewer steps, iterations or problems;
-published data are read through links. Phases are functions whose time is taken, less that of the phases inside them; `other` is everything
-else, and `start`, which shares leave out, what comes before the stage's first line. Seconds are those of the process.
+Each stage runs in a process and a folder of its own, unchanged, with the params of the default run
+but fewer steps, iterations or problems; published data are read through links. Phases are functions
+whose time is taken, less that of the phases inside them; `other` is everything else, and `start`,
+which shares leave out, what comes before the stage's first line. Seconds are those of the process.
 """
 
 import argparse
@@ -24,16 +27,26 @@ import yaml
 from benchmarks.rows import alone, merge_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-# stage, name, and what is changed in its section of the params: a tenth of a round, held-out problems included.
+# stage, name, and what is changed in its section of the params: a tenth of a round, held-out
+# problems included.
 STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
     ("base", None, {"train": {"num_steps": 60}}),
-    ("traces", None, {"preferred": {"sums-short": 128, "arithmetic-short": 128}, "rollouts": {"sums-short": 64, "arithmetic-short": 64}}),
+    (
+        "traces",
+        None,
+        {
+            "preferred": {"sums-short": 128, "arithmetic-short": 128},
+            "rollouts": {"sums-short": 64, "arithmetic-short": 64},
+        },
+    ),
     ("sft", "short", {"num_steps": 40}),
     ("rl", "short", {"iterations": 4, "held_out": {"num_problems": 32}}),
     ("evaluate", "rl-short", {}),
 ]
 PHASES = {
-    "importing": ["tracerl.training.trainer:adamw"],  # torch's optimizers import its compiler when the first one is made
+    "importing": [
+        "tracerl.training.trainer:adamw"
+    ],  # torch's optimizers import its compiler when the first one is made
     "reading": [
         "stages.sft:worked_solutions",
         "stages.sft:verified_traces",
@@ -43,16 +56,27 @@ PHASES = {
     "verifying": ["tracerl.evaluation.responses:_verdicts_and_scores"],
     "views": [
         *(f"tracerl.training.rl:{name}" for name in ("build_views", "row_bundles", "_Round._plan")),
-        *(f"tracerl.training.sft:{name}" for name in ("build_views", "_plan", "completed", "num_layout_tokens")),
+        *(
+            f"tracerl.training.sft:{name}"
+            for name in ("build_views", "_plan", "completed", "num_layout_tokens")
+        ),
         *(f"tracerl.sampling.traces:{name}" for name in ("build_views", "_plan")),
     ],
-    "forward": ["tracerl.training.rl:scores", "tracerl.training.sft:token_logprobs", "tracerl.sampling.traces:predicted_logits"],
+    "forward": [
+        "tracerl.training.rl:scores",
+        "tracerl.training.sft:token_logprobs",
+        "tracerl.sampling.traces:predicted_logits",
+    ],
     "backward": ["torch:Tensor.backward"],
     "optimizer": ["tracerl.training.trainer:Trainer._apply"],
     "storing": [
         *(f"tracerl.store.workspace:Workspace.{name}" for name in ("save", "publish")),
         "tracerl.training.rl:_Round._store",
-        *(f"stages.{stage}:{name}" for stage in ("evaluate", "traces") for name in ("write_rollouts", "read_rollouts", "judged_table")),
+        *(
+            f"stages.{stage}:{name}"
+            for stage in ("evaluate", "traces")
+            for name in ("write_rollouts", "read_rollouts", "judged_table")
+        ),
     ],
 }
 
@@ -68,11 +92,14 @@ class Clock:
     def turn(self) -> None:
         """What has passed belongs to the phase that runs."""
         now = time.process_time()
-        self.seconds[self._running[-1]] = self.seconds.get(self._running[-1], 0.0) + now - self._since
+        self.seconds[self._running[-1]] = (
+            self.seconds.get(self._running[-1], 0.0) + now - self._since
+        )
         self._since = now
 
     def watch(self, phase: str, place: str) -> None:
-        """Counts the time of a function, `module:name` or `module:class.name`, if its module is loaded."""
+        """Counts the time of a function, `module:name` or `module:class.name`, if its module is
+        loaded."""
         module, path = place.split(":")
         if module not in sys.modules:
             return
@@ -119,21 +146,32 @@ def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, A
         (Path(folder) / "params.yaml").write_text(yaml.safe_dump(params))
         data = Path(folder) / "data"
         (data / "checkpoints").mkdir(parents=True)
-        for source in [ROOT / "data" / "tasks", ROOT / "data" / "traces", *(ROOT / "data" / "checkpoints").iterdir()]:
+        for source in [
+            ROOT / "data" / "tasks",
+            ROOT / "data" / "traces",
+            *(ROOT / "data" / "checkpoints").iterdir(),
+        ]:
             if source.name not in (stage, label):
                 (data / source.relative_to(ROOT / "data")).symlink_to(source)
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             seconds = pool.submit(run, stage, name, folder).result()
     start = seconds.pop("start")
     total = sum(seconds.values())
-    shares = {phase: round(value / total, 3) for phase, value in sorted(seconds.items(), key=lambda item: -item[1])}
+    shares = {
+        phase: round(value / total, 3)
+        for phase, value in sorted(seconds.items(), key=lambda item: -item[1])
+    }
     means = f"share of each phase; {change or 'the whole stage'}"
     return alone(f"phases/{label}", total, means=means, start_s=round(start, 2), shares=shares)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="STAGE", action="append", choices=[stage for stage, *_ in STAGES])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", metavar="STAGE", action="append", choices=[stage for stage, *_ in STAGES]
+    )
     wanted = parser.parse_args().only
     if not (ROOT / "data" / "checkpoints").is_dir():
         sys.exit("error: no checkpoints\n  where: data/checkpoints\n  what to do: dvc repro")

@@ -1,9 +1,11 @@
-"""An iteration of RL with one process of one thread against several: seconds, and whether they sampled and learned the same.
+"""An iteration of RL with one process of one thread against several: seconds, and whether they
+sampled and learned the same.
 
     python -m benchmarks.ranks
     python -m benchmarks.ranks --ranks 2 --iterations 3 --hidden 192
 
-The two are timed in turn, and the median of each counts; a row goes to reports/metrics/benchmarks.json. Needs as many free cores as ranks.
+The two are timed in turn, and the median of each counts; a row goes to
+reports/metrics/benchmarks.json. Needs as many free cores as ranks.
 """
 
 import argparse
@@ -37,12 +39,18 @@ TARGET = 1.6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2, help="processes (2)")
-    parser.add_argument("--iterations", type=int, default=3, help="timed iterations, after one that is not (3)")
+    parser.add_argument(
+        "--iterations", type=int, default=3, help="timed iterations, after one that is not (3)"
+    )
     parser.add_argument("--hidden", type=int, default=192, help="hidden size of the model (192)")
     parser.add_argument("--zero", type=int, default=0, help="ZeRO stage (0)")
-    parser.add_argument("--rounds", type=int, default=2, help="how often both are timed, in turn (2)")
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="how often both are timed, in turn (2)"
+    )
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of is not None:
@@ -54,9 +62,18 @@ def main() -> None:
             for ranks, times in seconds.items():
                 out = Path(scratch) / f"{number}-{ranks}"
                 out.mkdir()
-                command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node",
+                    str(ranks),
+                ]
                 command += ["-m", "benchmarks.ranks", *sys.argv[1:], "--rank-of", str(out)]
-                subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+                subprocess.run(
+                    command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT
+                )
                 found = json.loads((out / "found.json").read_text())
                 times += found.pop("seconds")
                 seen[ranks] = found
@@ -64,10 +81,25 @@ def main() -> None:
     mine, theirs = (dict(found["responses"]) for found in seen.values())
     same = sum(mine[name] == theirs[name] for name in mine)
     equal = same == len(mine) == len(theirs)
-    print(f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: {one / several:.2f} times (target {TARGET})")
-    merge_rows([row(f"ranks/{options.ranks}-of-one-thread", several, one, TARGET, equal, zero=options.zero)])
+    print(
+        f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: {one / several:.2f} times (target {TARGET})"
+    )
+    merge_rows(
+        [
+            row(
+                f"ranks/{options.ranks}-of-one-thread",
+                several,
+                one,
+                TARGET,
+                equal,
+                zero=options.zero,
+            )
+        ]
+    )
     losses = [found["losses"] for found in seen.values()]
-    print(f"the same responses in the first iteration: {same} of {len(mine)}; losses {losses[0]} and {losses[1]}")
+    print(
+        f"the same responses in the first iteration: {same} of {len(mine)}; losses {losses[0]} and {losses[1]}"
+    )
 
 
 def rank_of(options: argparse.Namespace) -> None:
@@ -81,25 +113,50 @@ def rank_of(options: argparse.Namespace) -> None:
     data["base"]["model"].update(hidden_size=options.hidden, intermediate_size=3 * options.hidden)
     params = parse_params(data, where="params.yaml")
     settings, tokenizer = params.rl["short"], character_tokenizer()
-    architecture = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+    architecture = Architecture(
+        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
+    )
     model = new_model(architecture, generator_for(1, "weights")).eval()
-    tasks = {name: make_task_set(name, params.tasks.sets[name], params.tasks.held_out, params.seed, ROOT) for name in settings.tasks}
-    train, test = ({name: [t for t in pool if t.split == split] for name, pool in tasks.items()} for split in ("train", "test"))
+    tasks = {
+        name: make_task_set(name, params.tasks.sets[name], params.tasks.held_out, params.seed, ROOT)
+        for name in settings.tasks
+    }
+    train, test = (
+        {name: [t for t in pool if t.split == split] for name, pool in tasks.items()}
+        for split in ("train", "test")
+    )
     marks = []
 
     def mark(done: int, total: int, text: str) -> None:
         distributed.wait_for_all()
         marks.append(time.perf_counter())
 
-    launch = Launch(ranks=distributed.size(), hosts=[], port=29400, zero=options.zero, offload=False)
+    launch = Launch(
+        ranks=distributed.size(), hosts=[], port=29400, zero=options.zero, offload=False
+    )
     curves = train_rl(
-        model, None, None, tokenizer, train, test, settings, True, 1, "rl@bench", Workspace(options.rank_of / "w"), mark, launch
+        model,
+        None,
+        None,
+        tokenizer,
+        train,
+        test,
+        settings,
+        True,
+        1,
+        "rl@bench",
+        Workspace(options.rank_of / "w"),
+        mark,
+        launch,
     )
     if distributed.is_first():
         first = read_rollouts(options.rank_of / "w" / ROLLOUTS / "iter-00001.parquet")
         found = {
             "seconds": [after - before for before, after in pairwise(marks)],
-            "responses": {one["rollout_id"]: [one["response_ids"], one["step_map"]] for one in first.to_pylist()},
+            "responses": {
+                one["rollout_id"]: [one["response_ids"], one["step_map"]]
+                for one in first.to_pylist()
+            },
             "losses": [round(row["loss"], 6) for row in curves["train"]],
         }
         (options.rank_of / "found.json").write_text(json.dumps(found))

@@ -1,10 +1,13 @@
-"""Tokens per second and forward passes of the sampler's caches against no cache, on random weights, all in one run.
+"""Tokens per second and forward passes of the sampler's caches against no cache, on random weights,
+all in one run.
 
-    python -m benchmarks.sampler                   # small models on the CPU, some seconds
-    python -m benchmarks.sampler --hidden 4096 --layers 32 --heads 32 --new-tokens 256 --rows 16 --device cuda --dtype bfloat16
+    python -m benchmarks.sampler                   # small models on the CPU, some seconds python -m
+    benchmarks.sampler --hidden 4096 --layers 32 --heads 32 --new-tokens 256 --rows 16 --device cuda
+    --dtype bfloat16
 
-Random weights decide nothing worth reading, so every mode commits the same number of tokens at each step (static sampling), and what is
-compared is the cost of a pass. Tokens per forward counts every pass. A ratio above 1 is faster than no cache.
+Random weights decide nothing worth reading, so every mode commits the same number of tokens at each
+step (static sampling), and what is compared is the cost of a pass. Tokens per forward counts every
+pass. A ratio above 1 is faster than no cache.
 """
 
 import argparse
@@ -45,7 +48,11 @@ def model_of(family: str, options: argparse.Namespace) -> Transformer:
         tie_embeddings=False,
         mask_id=0,
     )
-    return new_model(architecture, generator_for(1, family)).to(options.device, getattr(torch, options.dtype)).eval()
+    return (
+        new_model(architecture, generator_for(1, family))
+        .to(options.device, getattr(torch, options.dtype))
+        .eval()
+    )
 
 
 def settings_of(options: argparse.Namespace, changes: dict[str, object]) -> Sampler:
@@ -62,8 +69,11 @@ def settings_of(options: argparse.Namespace, changes: dict[str, object]) -> Samp
     return changed_settings(default_settings("full"), given | changes)
 
 
-def measured(model: Transformer, requests: list[Request], settings: Sampler) -> tuple[float, int, int]:
-    """Seconds (the better of two runs), tokens and forward passes of all requests. On a CPU the seconds are those of the process."""
+def measured(
+    model: Transformer, requests: list[Request], settings: Sampler
+) -> tuple[float, int, int]:
+    """Seconds (the better of two runs), tokens and forward passes of all requests. On a CPU the
+    seconds are those of the process."""
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter
     best = float("inf")
     for _ in range(2):
@@ -76,27 +86,47 @@ def measured(model: Transformer, requests: list[Request], settings: Sampler) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in {
-        "hidden": 128, "layers": 4, "heads": 4, "vocabulary": 500, "prompt": 64, "new-tokens": 64, "block-size": 16, "steps-per-block": 8,
+        "hidden": 128,
+        "layers": 4,
+        "heads": 4,
+        "vocabulary": 500,
+        "prompt": 64,
+        "new-tokens": 64,
+        "block-size": 16,
+        "steps-per-block": 8,
         "rows": 4,
-    }.items():  # fmt: skip
+    }.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     options = parser.parse_args()
-    prompts = [generator_for(1, "prompt", i).integers(1, options.vocabulary, size=options.prompt).tolist() for i in range(options.rows)]
+    prompts = [
+        generator_for(1, "prompt", i).integers(1, options.vocabulary, size=options.prompt).tolist()
+        for i in range(options.rows)
+    ]
     requests = [Request(prompt, key_for(1, "noise", i)) for i, prompt in enumerate(prompts)]
-    print(f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, blocks of {options.block_size}")
-    print(f"{options.device + ' seconds':28}{'tokens/s':>10}{'ratio':>8}{'forwards':>10}{'tokens per forward':>20}")
+    print(
+        f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, blocks of {options.block_size}"
+    )
+    print(
+        f"{options.device + ' seconds':28}{'tokens/s':>10}{'ratio':>8}{'forwards':>10}{'tokens per forward':>20}"
+    )
     for family, modes in MODES.items():
         model = model_of(family, options)
         without = 0.0
         for changes in modes:
             seconds, tokens, forwards = measured(model, requests, settings_of(options, changes))
             without = without or seconds
-            name = " ".join([family, *(str(value) for value in changes.values() if value != "canvas")])
-            print(f"{name:28}{tokens / seconds:10.0f}{without / seconds:8.2f}{forwards:10}{tokens / forwards:20.2f}")
+            name = " ".join(
+                [family, *(str(value) for value in changes.values() if value != "canvas")]
+            )
+            print(
+                f"{name:28}{tokens / seconds:10.0f}{without / seconds:8.2f}{forwards:10}{tokens / forwards:20.2f}"
+            )
 
 
 if __name__ == "__main__":

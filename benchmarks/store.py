@@ -1,10 +1,13 @@
-"""The store at scale: synthetic rollouts of 256 tokens, their size, the ten questions of docs/sql.md, memory, and validation.
+"""The store at scale: synthetic rollouts of 256 tokens, their size, the ten questions of
+docs/sql.md, memory, and validation.
 
 Run: python -m benchmarks.store [--rows 1000000] [--folder DIR]
 
-What is synthetic: token ids follow a Zipf-Mandelbrot law of 8.2 bits a token over shuffled ids of a vocabulary of 151,936, independent of
-each other. Real solutions have 6.8 (GSM8K) to 8.0 bits (MATH-500) as single tokens, and repeat themselves besides. Steps are those of
-dynamic sampling in blocks of 4 with every number of steps per block equally likely. Log-probabilities are not compressible.
+What is synthetic: token ids follow a Zipf-Mandelbrot law of 8.2 bits a token over shuffled ids of a
+vocabulary of 151,936, independent of each other. Real solutions have 6.8 (GSM8K) to 8.0 bits
+(MATH-500) as single tokens, and repeat themselves besides. Steps are those of dynamic sampling in
+blocks of 4 with every number of steps per block equally likely. Log-probabilities are not
+compressible.
 """
 
 import argparse
@@ -36,13 +39,17 @@ def make_table(iteration: int, rows: int, ids: np.ndarray, cumulative: np.ndarra
     task = np.repeat((iteration * groups + np.arange(groups)) % TASKS, GROUP)[:rows]
     task_id, sample = [f"mixed/{i:04d}" for i in task], np.arange(rows) % GROUP
     response = ids[np.searchsorted(cumulative, rng.random((rows, TOKENS)))]
-    prompt = ids[np.searchsorted(cumulative, np.random.default_rng(0).random((TASKS, PROMPT)))][task]
+    prompt = ids[np.searchsorted(cumulative, np.random.default_rng(0).random((TASKS, PROMPT)))][
+        task
+    ]
     per_block = rng.integers(1, BLOCK + 1, (rows, TOKENS // BLOCK, 1))
     inside = rng.random((rows, TOKENS // BLOCK, BLOCK)).argsort(-1) * per_block // BLOCK
     steps = (inside + per_block.cumsum(1) - per_block + 1).reshape(rows, TOKENS)
     correct = rng.random(rows) < 0.3 + 0.5 * (task / TASKS)
     columns = {
-        "rollout_id": [f"rl@big/{iteration:05d}/{t}/{s}" for t, s in zip(task_id, sample, strict=True)],
+        "rollout_id": [
+            f"rl@big/{iteration:05d}/{t}/{s}" for t, s in zip(task_id, sample, strict=True)
+        ],
         "sample_index": sample,
         "task_id": task_id,
         "text": ["#1"] * rows,
@@ -58,32 +65,75 @@ def make_table(iteration: int, rows: int, ids: np.ndarray, cumulative: np.ndarra
         "num_forwards": steps.max(1) + TOKENS // BLOCK,
     }
     same = {
-        **{"stage": "rl@big", "iteration": iteration, "task_set": "mixed", "policy_hash": f"{iteration:016x}", "seed": 0},
-        **{"num_prompt_tokens": PROMPT, "num_tokens": TOKENS, "canvas_length": PROMPT + TOKENS, "stop_reason": "length"},
-        **{"block_size": BLOCK, "steps_per_block": BLOCK, "schedule": "even", "remasking": "dynamic", "threshold": 0.9},
-        **{"confidence": "raw", "confidence_of": "drawn", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "guidance": 0.0},
+        **{
+            "stage": "rl@big",
+            "iteration": iteration,
+            "task_set": "mixed",
+            "policy_hash": f"{iteration:016x}",
+            "seed": 0,
+        },
+        **{
+            "num_prompt_tokens": PROMPT,
+            "num_tokens": TOKENS,
+            "canvas_length": PROMPT + TOKENS,
+            "stop_reason": "length",
+        },
+        **{
+            "block_size": BLOCK,
+            "steps_per_block": BLOCK,
+            "schedule": "even",
+            "remasking": "dynamic",
+            "threshold": 0.9,
+        },
+        **{
+            "confidence": "raw",
+            "confidence_of": "drawn",
+            "temperature": 1.0,
+            "top_k": 0,
+            "top_p": 1.0,
+            "guidance": 0.0,
+        },
         **{"opening": "", "max_new_tokens": TOKENS, "cache_mode": "exact"},
     }
-    arrays = {name: value if isinstance(value, pa.Array) else pa.array(value, ROLLOUTS.field(name).type) for name, value in columns.items()}
-    empty = {field.name: pa.array([same.get(field.name)] * rows, field.type) for field in ROLLOUTS if field.name not in columns}
-    return pa.table({field.name: {**arrays, **empty}[field.name] for field in ROLLOUTS}, schema=ROLLOUTS)
+    arrays = {
+        name: value if isinstance(value, pa.Array) else pa.array(value, ROLLOUTS.field(name).type)
+        for name, value in columns.items()
+    }
+    empty = {
+        field.name: pa.array([same.get(field.name)] * rows, field.type)
+        for field in ROLLOUTS
+        if field.name not in columns
+    }
+    return pa.table(
+        {field.name: {**arrays, **empty}[field.name] for field in ROLLOUTS}, schema=ROLLOUTS
+    )
 
 
 def _lists(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
     flat = pa.array(values.reshape(-1), kind, safe=False)
-    return pa.ListArray.from_arrays(offsets, flat, type=pa.list_(pa.field("element", kind, nullable=False)))
+    return pa.ListArray.from_arrays(
+        offsets, flat, type=pa.list_(pa.field("element", kind, nullable=False))
+    )
 
 
 def write(folder: Path, rows: int) -> float:
-    """Writes tasks and rollouts below `folder`/data; returns the seconds it took to encode and write the rollouts."""
-    tasks = [Task(f"mixed/{i:04d}", "mixed", "sums", "train", 1 + i % 8, f"{i}=", "1", "#1") for i in range(TASKS)]
+    """Writes tasks and rollouts below `folder`/data; returns the seconds it took to encode and
+    write the rollouts."""
+    tasks = [
+        Task(f"mixed/{i:04d}", "mixed", "sums", "train", 1 + i % 8, f"{i}=", "1", "#1")
+        for i in range(TASKS)
+    ]
     write_tasks(folder / "data" / "tasks" / "mixed.parquet", tasks)
     seal(folder / "data" / "tasks")
     weights = 1 / (np.arange(1, VOCAB_SIZE + 1) + 2.7) ** 1.355
     weights /= weights.sum()
     print(f"entropy of the token ids: {-(weights * np.log2(weights)).sum():.2f} bits")
-    ids, cumulative, spent = np.random.default_rng(1).permutation(VOCAB_SIZE).astype(np.int32), weights.cumsum(), 0.0
+    ids, cumulative, spent = (
+        np.random.default_rng(1).permutation(VOCAB_SIZE).astype(np.int32),
+        weights.cumsum(),
+        0.0,
+    )
     cumulative[-1] = 1.0
     target = folder / "data" / "rollouts" / "rl@big"
     for iteration, first in enumerate(range(0, rows, ROWS_PER_GROUP), start=1):
@@ -141,15 +191,21 @@ print(json.dumps({"times": {"validate": [time.perf_counter() - start, time.proce
 
 def run(code: str, folder: Path) -> dict[str, Any]:
     """What a child process prints of its times and memory."""
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="keep the rollouts there, and use those that are there already")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the rollouts there, and use those that are there already"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)
@@ -157,14 +213,18 @@ def main() -> None:
             print(f"written in {write(folder, options.rows):.1f} s")
         by_column = sizes(folder, options.rows)
         both = by_column["response_ids"] + by_column["step_map"]
-        print(f"bytes per token: tokens {by_column['response_ids']:.3f} + steps {by_column['step_map']:.3f} = {both:.3f} (at most 2.0); "
-              f"log-probabilities {by_column['logprobs']:.3f}")  # fmt: skip
+        print(
+            f"bytes per token: tokens {by_column['response_ids']:.3f} + steps {by_column['step_map']:.3f} = {both:.3f} (at most 2.0); "
+            f"log-probabilities {by_column['logprobs']:.3f}"
+        )
         for name, code in (("questions", _QUESTIONS), ("validation", _VALIDATION)):
             figures = run(code, folder)
             for what, value in figures["times"].items():
                 wall, busy = value if isinstance(value, list) else (value, value)
                 print(f"{wall:7.2f} s ({busy:.2f} s of processors)  {what}")
-            print(f"{name}: {figures['mb']:.0f} MB at most (limit 500), failed: {figures.get('failed', [])}")
+            print(
+                f"{name}: {figures['mb']:.0f} MB at most (limit 500), failed: {figures.get('failed', [])}"
+            )
 
 
 if __name__ == "__main__":

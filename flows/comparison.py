@@ -1,4 +1,5 @@
-"""A comparison of experiments: what differs, as a table for the UI and as a page with plots that needs no network."""
+"""A comparison of experiments: what differs, as a table for the UI and as a page with plots that
+needs no network."""
 
 import html
 import json
@@ -30,7 +31,8 @@ def differing(figures: Figures) -> list[str]:
 
 
 def table(cells: Cells, figures: Figures) -> list[list[str]]:
-    """A line of headings, then one line for each experiment that has figures: its name, its params, the metrics that differ."""
+    """A line of headings, then one line for each experiment that has figures: its name, its params,
+    the metrics that differ."""
     metrics = differing(figures)[:MAX_COLUMNS]
     lines = [["experiment", *next(iter(cells.values())), *metrics]]
     for cell, row in figures.items():
@@ -49,19 +51,31 @@ def page(title: str, cells: Cells, figures: Figures) -> str:
     """The table and a plot of each of the first metrics."""
     rows = [[f"<td>{html.escape(text)}</td>" for text in line] for line in table(cells, figures)]
     charts = [chart(name, cells, figures) for name in differing(figures)[:MAX_CHARTS]]
-    return PAGE.format(title=html.escape(title), rows="".join(f"<tr>{''.join(row)}</tr>" for row in rows), charts="".join(charts))
+    return PAGE.format(
+        title=html.escape(title),
+        rows="".join(f"<tr>{''.join(row)}</tr>" for row in rows),
+        charts="".join(charts),
+    )
 
 
 def chart(metric: str, cells: Cells, figures: Figures) -> str:
-    """One metric over the first param that has several values, or over their places in the list if they are no numbers; a line for each
-    combination of the other params."""
-    values = {name: list(dict.fromkeys(json.dumps(cell[name]) for cell in cells.values())) for name in next(iter(cells.values()))}
+    """One metric over the first param that has several values, or over their places in the list if
+    they are no numbers; a line for each combination of the other params."""
+    values = {
+        name: list(dict.fromkeys(json.dumps(cell[name]) for cell in cells.values()))
+        for name in next(iter(cells.values()))
+    }
     over = next((name for name, several in values.items() if len(several) > 1), next(iter(values)))
     lines: dict[str, list[tuple[float, float]]] = {}
     for cell, row in figures.items():
         if metric in row:
-            x, rest = cells[cell][over], {name: value for name, value in cells[cell].items() if name != over}
-            place = float(x) if isinstance(x, int | float) else float(values[over].index(json.dumps(x)))
+            x, rest = (
+                cells[cell][over],
+                {name: value for name, value in cells[cell].items() if name != over},
+            )
+            place = (
+                float(x) if isinstance(x, int | float) else float(values[over].index(json.dumps(x)))
+            )
             label = ", ".join(f"{name.split('.')[-1]} {value}" for name, value in rest.items())
             lines.setdefault(label, []).append((place, row[metric]))
     series = []

@@ -2,11 +2,14 @@
 
     python flows/guard.py COMMAND ARGUMENT ...
 
-Whoever starts a guard holds a pipe to its stdin. When the pipe closes, because its holder wants it or because its holder has died, or when
-a signal comes, every process below the guard gets SIGINT, which lets a stage save its work, then SIGTERM, then SIGKILL. A process that
-left its group or lost its parent is found all the same. What the command leaves behind when it ends by itself is ended too.
+Whoever starts a guard holds a pipe to its stdin. When the pipe closes, because its holder wants it
+or because its holder has died, or when a signal comes, every process below the guard gets SIGINT,
+which lets a stage save its work, then SIGTERM, then SIGKILL. A process that left its group or lost
+its parent is found all the same. What the command leaves behind when it ends by itself is ended
+too.
 
-The exit status is the command's. Standard library and psutil only: it starts in a tenth of a second.
+The exit status is the command's. Standard library and psutil only: it starts in a tenth of a
+second.
 """
 
 import contextlib
@@ -20,13 +23,16 @@ from collections.abc import Sequence
 
 import psutil
 
-# Signal, and how long the tree may take to obey it, in seconds. Prefect kills a cancelled flow 30 s after it asked.
+# Signal, and how long the tree may take to obey it, in seconds. Prefect kills a cancelled flow 30 s
+# after it asked.
 ASK = ((signal.SIGINT, 8.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(command: Sequence[str]) -> int:
-    if sys.platform == "linux":  # orphans below become our children instead of init's, so that none is lost sight of
+    if (
+        sys.platform == "linux"
+    ):  # orphans below become our children instead of init's, so that none is lost sight of
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -40,7 +46,8 @@ def main(command: Sequence[str]) -> int:
 
 
 def end_tree(ask: Sequence[tuple[signal.Signals, float]]) -> None:
-    """Sends each signal to every living process below this one, the next signal if some do not end in time."""
+    """Sends each signal to every living process below this one, the next signal if some do not end
+    in time."""
     for number, seconds in ask:
         deadline = time.monotonic() + seconds
         told: set[psutil.Process] = set()
@@ -55,7 +62,8 @@ def end_tree(ask: Sequence[tuple[signal.Signals, float]]) -> None:
 
 
 def living() -> set[psutil.Process]:
-    """Every process below this one that has not ended. Ended ones are not reaped: the command's exit status would be lost."""
+    """Every process below this one that has not ended. Ended ones are not reaped: the command's
+    exit status would be lost."""
     alive = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

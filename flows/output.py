@@ -1,4 +1,5 @@
-"""What a DVC process prints, read line by line: what happened, what went wrong, and which lines the UI shows."""
+"""What a DVC process prints, read line by line: what happened, what went wrong, and which lines the
+UI shows."""
 
 import logging
 import re
@@ -11,9 +12,14 @@ from flows.workspace import Patience
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
-# What DVC says it did with a stage, and the name of the state that says so in the UI. The first that occurs counts: a stage that ran and
-# then lost a lock while it was recorded is unchanged when DVC is asked again, but it ran.
-OUTCOMES = {"Running stage '": "Ran", "is cached - skipping run": "Restored", "didn't change, skipping": "Cached"}
+# What DVC says it did with a stage, and the name of the state that says so in the UI. The first
+# that occurs counts: a stage that ran and then lost a lock while it was recorded is unchanged when
+# DVC is asked again, but it ran.
+OUTCOMES = {
+    "Running stage '": "Ran",
+    "is cached - skipping run": "Restored",
+    "didn't change, skipping": "Cached",
+}
 MEANING = {
     "Ran": "Ran to its end",
     "Restored": "Restored from DVC's run cache",
@@ -24,11 +30,14 @@ LOCKED = re.compile(r"^ERROR: .*is busy, it is being blocked by|^ERROR: .*Unable
 NOISE = re.compile(
     r"To track the changes with git|^git add |Use `dvc push`|To enable auto staging|^dvc config core.autostage|: 0\w+ \[00:00, \?\w+/s\]$"
 )
-LOUD = re.compile(r"^(ERROR|error:|WARNING|Traceback|stopped:)|Running stage '|skipping|SIG(INT|TERM):")
+LOUD = re.compile(
+    r"^(ERROR|error:|WARNING|Traceback|stopped:)|Running stage '|skipping|SIG(INT|TERM):"
+)
 
 
 def run_unlocked(command: list[str], root: Path, log: Path, output: "Output") -> int:
-    """Runs DVC, again and again while another DVC process has this stage's files: `--wait-for-lock` covers its other locks only."""
+    """Runs DVC, again and again while another DVC process has this stage's files: `--wait-for-lock`
+    covers its other locks only."""
     waits = Patience(output.say)
     while True:
         code = process.run(command, root, log, output)
@@ -39,7 +48,8 @@ def run_unlocked(command: list[str], root: Path, log: Path, output: "Output") ->
 
 
 class Output:
-    """Reads a stage's lines: what happened, what went wrong, and which lines the UI shows (each is a row of its database)."""
+    """Reads a stage's lines: what happened, what went wrong, and which lines the UI shows (each is
+    a row of its database)."""
 
     LINES_PER_SECOND = 3.0
     BURST = 30.0
@@ -57,17 +67,23 @@ class Output:
         if not line or NOISE.search(line):
             return
         if self.outcome == "Unknown":
-            self.outcome = next((name for words, name in OUTCOMES.items() if words in line), "Unknown")
+            self.outcome = next(
+                (name for words, name in OUTCOMES.items() if words in line), "Unknown"
+            )
         # Only what DVC says before it starts the stage: a stage prints what it wants.
         self.locked |= self.outcome == "Unknown" and LOCKED.search(line) is not None
-        if re.match(r"error: |stopped: |\w*Error: ", line) or (not self.trouble and line.startswith("ERROR: ")):
+        if re.match(r"error: |stopped: |\w*Error: ", line) or (
+            not self.trouble and line.startswith("ERROR: ")
+        ):
             self.trouble = line
         self.say(line)
 
     def say(self, line: str) -> None:
         """Shows a line, unless there were too many lately."""
         now = time.monotonic()
-        self._allowance = min(self.BURST, self._allowance + (now - self._seen) * self.LINES_PER_SECOND)
+        self._allowance = min(
+            self.BURST, self._allowance + (now - self._seen) * self.LINES_PER_SECOND
+        )
         self._seen = now
         loud = LOUD.search(line)
         if self._allowance < 1 and not loud:
@@ -77,6 +93,10 @@ class Output:
             self._logger.info("(%d lines are in %s only)", self._hidden, self._log)
         self._allowance, self._hidden = self._allowance - 1, 0
         level = (
-            logging.ERROR if re.match(r"ERROR|error:|Traceback", line) else logging.WARNING if line.startswith("WARNING") else logging.INFO
+            logging.ERROR
+            if re.match(r"ERROR|error:|Traceback", line)
+            else logging.WARNING
+            if line.startswith("WARNING")
+            else logging.INFO
         )
         self._logger.log(level, "%s", line)

@@ -3,12 +3,14 @@
     python -m flows.pipeline                    everything, as `dvc repro` would
     python -m flows.pipeline evaluate report    these stages and what they need
 
-The plan is read from the DVC graph at the start of each run: stages are declared in dvc.yaml only. What is fresh is DVC's decision too: a
-task runs `dvc repro --single-item STAGE` and reads from its output whether the stage ran, was restored from the run cache or was unchanged.
-Prefect adds schedules, retries, limits, logs, artifacts and a button that stops it all.
+The plan is read from the DVC graph at the start of each run: stages are declared in dvc.yaml only.
+What is fresh is DVC's decision too: a task runs `dvc repro --single-item STAGE` and reads from its
+output whether the stage ran, was restored from the run cache or was unchanged. Prefect adds
+schedules, retries, limits, logs, artifacts and a button that stops it all.
 """
 
-# No `from __future__ import annotations`: Prefect makes the form of the parameters from the real annotations.
+# No `from __future__ import annotations`: Prefect makes the form of the parameters from the real
+# annotations.
 import argparse
 import logging
 import sys
@@ -45,11 +47,14 @@ def pipeline(
     max_parallel: MaxParallel = 2,
     retries: Retries = 0,
 ) -> State[None]:
-    """Brings the stages of this folder's DVC project up to date. A run over a folder in use waits for the other one to end.
+    """Brings the stages of this folder's DVC project up to date. A run over a folder in use waits
+    for the other one to end.
 
     Args:
-        targets: Stages (rl@short) or groups of stages (evaluate) to bring up to date, with what they need; all if empty.
-        overrides: Params to change in params.yaml before the run, for example {"rl.short.iterations": 20}.
+        targets: Stages (rl@short) or groups of stages (evaluate) to bring up to date, with what
+        they need; all if empty.
+        overrides: Params to change in params.yaml before the run, for example
+        {"rl.short.iterations": 20}.
         force: Run the targets, or all stages, even if nothing changed.
         max_parallel: How many independent stages run at the same time.
         retries: How often a failed stage is tried again. It goes on from its last saved work.
@@ -74,9 +79,16 @@ def pipeline(
 
 
 def run_plan(
-    plan: Mapping[str, Stage], root: Path, logs: Path, forced: list[str], max_parallel: int, retries: int, states: dict[str, State[Any]]
+    plan: Mapping[str, Stage],
+    root: Path,
+    logs: Path,
+    forced: list[str],
+    max_parallel: int,
+    retries: int,
+    states: dict[str, State[Any]],
 ) -> None:
-    """Runs each stage as soon as what it needs has run and one of the slots is free; fills `states`."""
+    """Runs each stage as soon as what it needs has run and one of the slots is free; fills
+    `states`."""
     order = TopologicalSorter({name: stage.needs for name, stage in plan.items()})
     order.prepare()
     futures: dict[str, PrefectFuture[Any]] = {}
@@ -86,10 +98,18 @@ def run_plan(
         ready += sorted(order.get_ready(), key=list(plan).index)
         while ready and len(running) < max_parallel:
             stage = plan[name := ready.pop(0)]
-            one = run_stage.with_options(name=name, description=stage.description, tags=stage.tags, retries=retries,
-                                         retry_delay_seconds=RETRY_SECONDS, task_run_name=name)  # fmt: skip
+            one = run_stage.with_options(
+                name=name,
+                description=stage.description,
+                tags=stage.tags,
+                retries=retries,
+                retry_delay_seconds=RETRY_SECONDS,
+                task_run_name=name,
+            )
             needs = [futures[need] for need in stage.needs]
-            futures[name] = one.submit(stage, str(root), str(logs), name in forced, return_state=False, wait_for=needs)
+            futures[name] = one.submit(
+                stage, str(root), str(logs), name in forced, return_state=False, wait_for=needs
+            )
             running[futures[name]] = name
         finished = next(as_completed(list(running)))
         finished.wait()  # or its state is not there yet
@@ -113,8 +133,13 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
     if process.stopping():
         return Cancelled(message=f"Stopped. The next run goes on from what is saved. Log: {log}")
     if code:
-        return Failed(message=f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}")
-    return Completed(name=output.outcome, message=f"{MEANING[output.outcome]}, {time.monotonic() - started:.0f} s. Log: {log}")
+        return Failed(
+            message=f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}"
+        )
+    return Completed(
+        name=output.outcome,
+        message=f"{MEANING[output.outcome]}, {time.monotonic() - started:.0f} s. Log: {log}",
+    )
 
 
 def change_params(root: Path, overrides: Mapping[str, Any], logger: Logger) -> None:
@@ -128,10 +153,17 @@ def change_params(root: Path, overrides: Mapping[str, Any], logger: Logger) -> N
     artifacts.publish_table("overrides", rows, "Params that this run changed in params.yaml")
 
 
-def show_results(plan: Mapping[str, Stage], states: Mapping[str, State[Any]], root: Path, logs: Path) -> None:
-    """A table of what happened to each stage, and links to the pages; also after a failure or a cancel."""
+def show_results(
+    plan: Mapping[str, Stage], states: Mapping[str, State[Any]], root: Path, logs: Path
+) -> None:
+    """A table of what happened to each stage, and links to the pages; also after a failure or a
+    cancel."""
     rows = [
-        {"stage": name, "state": states[name].name if name in states else "unfinished", "log": f"{logs.relative_to(root)}/{name}.log"}
+        {
+            "stage": name,
+            "state": states[name].name if name in states else "unfinished",
+            "log": f"{logs.relative_to(root)}/{name}.log",
+        }
         for name in plan
     ]
     artifacts.publish_table("stages", rows, "What this run did")
@@ -163,11 +195,27 @@ def run_name() -> str:
 
 def main() -> None:
     """Runs the flow once, from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("targets", nargs="*", help="stages or groups of stages; all by default")
-    parser.add_argument("--force", action="store_true", help="run the targets even if nothing changed")
-    parser.add_argument("--max-parallel", type=int, default=2, metavar="N", help="independent stages at the same time (2)")
-    parser.add_argument("--retries", type=int, default=0, metavar="N", help="how often a failed stage is tried again (0)")
+    parser.add_argument(
+        "--force", action="store_true", help="run the targets even if nothing changed"
+    )
+    parser.add_argument(
+        "--max-parallel",
+        type=int,
+        default=2,
+        metavar="N",
+        help="independent stages at the same time (2)",
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how often a failed stage is tried again (0)",
+    )
     arguments = parser.parse_args()
     state = pipeline(**vars(arguments), return_state=True)
     sys.exit(0 if state.is_completed() else f"{state.name}: {state.message}")

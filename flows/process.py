@@ -1,6 +1,8 @@
-"""Runs commands under guards: whole output into a file, each line to a callback, and all of them stopped at once.
+"""Runs commands under guards: whole output into a file, each line to a callback, and all of them
+stopped at once.
 
-The state is this module's: Prefect pickles a served flow with the globals of its own module, and a lock does not survive that.
+The state is this module's: Prefect pickles a served flow with the globals of its own module, and a
+lock does not survive that.
 """
 
 import os
@@ -22,15 +24,21 @@ _stopping = threading.Event()
 
 
 def run(command: Sequence[str], folder: Path, log: Path, on_line: Callable[[str], None]) -> int:
-    """Exit status of a command in `folder`. Its output is appended to `log`, from which the lines are read: the death of this process
-    takes neither the log nor the reader of the command's output away, so that a stage can still save its work."""
+    """Exit status of a command in `folder`. Its output is appended to `log`, from which the lines
+    are read: the death of this process takes neither the log nor the reader of the command's output
+    away, so that a stage can still save its work."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output, log.open("rb") as reader:
         reader.seek(0, os.SEEK_END)
         guard = subprocess.Popen(
-            [sys.executable, str(GUARD), *command], cwd=folder, env=_environment(), stdin=subprocess.PIPE, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, str(GUARD), *command],
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         _guards.add(guard)
         try:
             if _stopping.is_set():
@@ -62,13 +70,18 @@ def stopping() -> bool:
 
 
 def dvc(*arguments: str) -> list[str]:
-    """The DVC of this environment. It waits for other DVC processes; without that it gives up after three seconds."""
+    """The DVC of this environment. It waits for other DVC processes; without that it gives up after
+    three seconds."""
     return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
 
 
 def _environment() -> dict[str, str]:
     # `python` in dvc.yaml must be this one, and its lines must come when they are printed.
-    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}", "PYTHONUNBUFFERED": "1"}
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _close(guard: subprocess.Popen[bytes]) -> None:

@@ -1,9 +1,11 @@
-"""`make serve`: Prefect's server, a worker, the deployments of prefect.yaml and the report's pages on this machine, until Ctrl-C.
+"""`make serve`: Prefect's server, a worker, the deployments of prefect.yaml and the report's pages
+on this machine, until Ctrl-C.
 
     python -m flows.serve
     python -m flows.serve --port 4300
 
-The server keeps its SQLite file in .prefect/ (or $PREFECT_HOME). Schedules that were changed in the UI stay as they are there.
+The server keeps its SQLite file in .prefect/ (or $PREFECT_HOME). Schedules that were changed in the
+UI stay as they are there.
 """
 
 import argparse
@@ -37,9 +39,20 @@ DEFAULTS = {
 
 def main() -> None:
     """Starts everything, waits for Ctrl-C or SIGTERM, stops everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1); whoever reaches it may run the flows")
-    parser.add_argument("--port", type=int, default=4200, help="port of the UI (4200); the report's pages are on the next one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (127.0.0.1); whoever reaches it may run the flows",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=4200,
+        help="port of the UI (4200); the report's pages are on the next one",
+    )
     arguments = parser.parse_args()
     ui, pages = (f"http://{arguments.host}:{port}" for port in (arguments.port, arguments.port + 1))
     os.environ.update(ENVIRONMENT, PREFECT_API_URL=f"{ui}/api", TRACERL_PAGES_URL=pages)
@@ -48,12 +61,22 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _asked_to_stop)
     try:
-        with served_pages(arguments.host, arguments.port + 1), prefect("server", "start", "--host", arguments.host, "--port",
-                                                                       str(arguments.port)) as server:  # fmt: skip
+        with (
+            served_pages(arguments.host, arguments.port + 1),
+            prefect(
+                "server", "start", "--host", arguments.host, "--port", str(arguments.port)
+            ) as server,
+        ):
             wait_until_healthy(f"{ui}/api/health", server)
             deploy()
-            with prefect("worker", "start", "--pool", POOL, "--type", "process") as worker, cancelled_at_the_end():
-                print(f"\nPrefect UI  {ui}\nReport      {pages}/reports/report.html\nCtrl-C stops it all.\n", flush=True)
+            with (
+                prefect("worker", "start", "--pool", POOL, "--type", "process") as worker,
+                cancelled_at_the_end(),
+            ):
+                print(
+                    f"\nPrefect UI  {ui}\nReport      {pages}/reports/report.html\nCtrl-C stops it all.\n",
+                    flush=True,
+                )
                 while all(program.poll() is None for program in (server, worker)):
                     time.sleep(0.5)
         sys.exit("error: Prefect's server or worker ended by itself; its messages are above")
@@ -63,14 +86,25 @@ def main() -> None:
 
 def _asked_to_stop(number: int, frame: FrameType | None) -> None:
     for again in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(again, signal.SIG_IGN)  # what follows stops everything in its order and must not be stopped itself
+        signal.signal(
+            again, signal.SIG_IGN
+        )  # what follows stops everything in its order and must not be stopped itself
     raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def prefect(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A `prefect` command under a guard, which ends it and everything below it when we leave, or die."""
-    guard = [sys.executable, str(Path(__file__).with_name("guard.py")), sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    """A `prefect` command under a guard, which ends it and everything below it when we leave, or
+    die."""
+    guard = [
+        sys.executable,
+        str(Path(__file__).with_name("guard.py")),
+        sys.executable,
+        "-m",
+        "prefect",
+        "--no-prompt",
+        *arguments,
+    ]
     program = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
     assert program.stdin is not None
     try:
@@ -84,30 +118,51 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
     """Returns when the server answers; ends the program if it does not in time, or has ended."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=5) as answer:
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(url, timeout=5) as answer,
+        ):
             if answer.status == 200:
                 return
         time.sleep(0.3)
-    sys.exit(f"error: no Prefect server\n  where: {url}\n  what to do: see its messages above; if the port is taken: make serve PORT=4300")
+    sys.exit(
+        f"error: no Prefect server\n  where: {url}\n  what to do: see its messages above; if the port is taken: make serve PORT=4300"
+    )
 
 
 def deploy() -> None:
-    """Makes the work pool and brings the deployments to what prefect.yaml says, except for schedules that are there already."""
+    """Makes the work pool and brings the deployments to what prefect.yaml says, except for
+    schedules that are there already."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolCreate
+    from prefect.client.schemas.actions import (
+        DeploymentScheduleUpdate,
+        DeploymentUpdate,
+        WorkPoolCreate,
+    )
     from prefect.exceptions import ObjectAlreadyExists
     from prefect.workers.process import ProcessWorker
 
     with get_client(sync_client=True) as client:
         with contextlib.suppress(ObjectAlreadyExists):
             template = ProcessWorker.get_default_base_job_template()
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+            client.create_work_pool(
+                WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+            )
         before = client.read_deployments()
-        subprocess.run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         for deployment in before:
             fields = {"schedule", "active", "max_scheduled_runs", "parameters", "slug"}
-            schedules = [DeploymentScheduleUpdate(**schedule.model_dump(include=fields)) for schedule in deployment.schedules]
-            client.update_deployment(deployment.id, DeploymentUpdate(schedules=schedules, paused=deployment.paused))
+            schedules = [
+                DeploymentScheduleUpdate(**schedule.model_dump(include=fields))
+                for schedule in deployment.schedules
+            ]
+            client.update_deployment(
+                deployment.id, DeploymentUpdate(schedules=schedules, paused=deployment.paused)
+            )
 
 
 @contextlib.contextmanager
@@ -120,15 +175,22 @@ def cancelled_at_the_end() -> Iterator[None]:
     try:
         yield
     finally:
-        unfinished = FlowRunFilter.model_validate({"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}})
+        unfinished = FlowRunFilter.model_validate(
+            {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+        )
         here = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
-        with contextlib.suppress(Exception), get_client(sync_client=True) as client:  # the server may be what has ended
+        with (
+            contextlib.suppress(Exception),
+            get_client(sync_client=True) as client,
+        ):  # the server may be what has ended
             runs = client.read_flow_runs(flow_run_filter=unfinished, work_pool_filter=here)
             for run in runs:
                 print(f"Cancelling {run.name}; its stages save their work ...", flush=True)
                 client.set_flow_run_state(run.id, Cancelling(message="The server was stopped"))
             deadline = time.monotonic() + STOP_SECONDS
-            while time.monotonic() < deadline and client.read_flow_runs(flow_run_filter=unfinished, work_pool_filter=here):
+            while time.monotonic() < deadline and client.read_flow_runs(
+                flow_run_filter=unfinished, work_pool_filter=here
+            ):
                 time.sleep(0.5)
 
 
@@ -146,9 +208,12 @@ class _Pages(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served_pages(host: str, port: int) -> Iterator[None]:
-    """The pages that stages write, over HTTP: a browser opens no file:// link from a page like the UI's."""
+    """The pages that stages write, over HTTP: a browser opens no file:// link from a page like the
+    UI's."""
     try:
-        server = http.server.ThreadingHTTPServer((host, port), functools.partial(_Pages, directory=str(Path.cwd())))
+        server = http.server.ThreadingHTTPServer(
+            (host, port), functools.partial(_Pages, directory=str(Path.cwd()))
+        )
     except OSError as error:
         sys.exit(
             f"error: the port of the report's pages is taken\n  where: {host}:{port}\n  got: {error}\n  what to do: make serve PORT=4300"

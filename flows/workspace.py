@@ -1,4 +1,5 @@
-"""A project folder as the flows see it: the plan in its DVC graph, its params with overrides, and one flow at a time."""
+"""A project folder as the flows see it: the plan in its DVC graph, its params with overrides, and
+one flow at a time."""
 
 import contextlib
 import copy
@@ -24,10 +25,12 @@ _WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Stage:
-    """What a flow knows of a DVC stage; paths are relative to the project. A page need not be there: a folder may have none.
+    """What a flow knows of a DVC stage; paths are relative to the project. A page need not be
+    there: a folder may have none.
 
     Example: Stage(name="rl@short", description="TraceRL round short", needs=("sft@short", "tasks"),
-    metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags: [...]}` of the stage in dvc.yaml.
+    metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags:
+    [...]}` of the stage in dvc.yaml.
     """
 
     name: str
@@ -47,10 +50,27 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
 
     with Repo(str(root)) as repo:
         graph = repo.index.graph
-        stages = {_name(node): _stage(root, node, [_name(needed) for needed in graph.successors(node)]) for node in graph}
-    chosen = [name for name in stages for target in targets or [name] if target in (name, name.split("@")[0])]
-    if unknown := [target for target in targets if not any(target in (name, name.split("@")[0]) for name in stages)]:
-        raise ParamsError("no stage of this name", where="targets", got=", ".join(unknown), wanted=", ".join(sorted(stages)))
+        stages = {
+            _name(node): _stage(root, node, [_name(needed) for needed in graph.successors(node)])
+            for node in graph
+        }
+    chosen = [
+        name
+        for name in stages
+        for target in targets or [name]
+        if target in (name, name.split("@")[0])
+    ]
+    if unknown := [
+        target
+        for target in targets
+        if not any(target in (name, name.split("@")[0]) for name in stages)
+    ]:
+        raise ParamsError(
+            "no stage of this name",
+            where="targets",
+            got=", ".join(unknown),
+            wanted=", ".join(sorted(stages)),
+        )
     wanted: set[str] = set()
     while chosen:
         name = chosen.pop()
@@ -62,7 +82,8 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
 
 
 def _name(node: Any) -> str:
-    """What `dvc repro` calls a stage in the project's root: its name, behind its file if that is not dvc.yaml. Added data is its file."""
+    """What `dvc repro` calls a stage in the project's root: its name, behind its file if that is
+    not dvc.yaml. Added data is its file."""
     name, file = getattr(node, "name", None), node.path_in_repo
     return str(file if name is None else name if file == "dvc.yaml" else f"{file}:{name}")
 
@@ -70,16 +91,29 @@ def _name(node: Any) -> str:
 def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
     outs = [Path(out.fs_path).relative_to(root) for out in node.outs]
     metrics = [path.as_posix() for path, out in zip(outs, node.outs, strict=True) if out.metric]
-    pages = [(path if path.suffix else path / "index.html").as_posix() for path in outs if path.suffix in (".html", "")]
+    pages = [
+        (path if path.suffix else path / "index.html").as_posix()
+        for path in outs
+        if path.suffix in (".html", "")
+    ]
     tags = (node.meta or {}).get("tags", [])
-    return Stage(_name(node), node.desc or node.cmd or "", tuple(sorted(needs)), tuple(metrics), tuple(pages), tuple(tags))
+    return Stage(
+        _name(node),
+        node.desc or node.cmd or "",
+        tuple(sorted(needs)),
+        tuple(metrics),
+        tuple(pages),
+        tuple(tags),
+    )
 
 
 def override_params(text: str, overrides: Mapping[str, Any], where: str = "params.yaml") -> str:
-    """The text of a params file with `overrides` (dotted key -> value), checked against the params' schema.
+    """The text of a params file with `overrides` (dotted key -> value), checked against the params'
+    schema.
 
-    Comments and anchors stay, unless a value is shared through an anchor with keys that are not overridden: then every anchor is written
-    out, since `dvc exp run -S` and a plain edit would change the other keys too, or nothing. Raises ParamsError.
+    Comments and anchors stay, unless a value is shared through an anchor with keys that are not
+    overridden: then every anchor is written out, since `dvc exp run -S` and a plain edit would
+    change the other keys too, or nothing. Raises ParamsError.
     """
     yaml = YAML()
     yaml.preserve_quotes, yaml.width = True, 4096
@@ -96,7 +130,10 @@ def override_params(text: str, overrides: Mapping[str, Any], where: str = "param
         return edited.getvalue()
     resolved = io.StringIO()
     yaml.dump(wanted, resolved)
-    return "# Written by a flow run with overrides: anchors are resolved and comments lost; git has the original.\n" + resolved.getvalue()
+    return (
+        "# Written by a flow run with overrides: anchors are resolved and comments lost; git has the original.\n"
+        + resolved.getvalue()
+    )
 
 
 def _plain(text: str) -> Any:
@@ -116,7 +153,12 @@ def _assign(tree: Any, key: str, value: Any, where: str) -> None:
     for depth, part in enumerate(parts, start=1):
         known = {str(name): name for name in tree} if isinstance(tree, dict) else {}
         if part not in known:
-            raise ParamsError("an override names no key of the params", where=f"{where}: {key}", got=part, wanted=", ".join(known))
+            raise ParamsError(
+                "an override names no key of the params",
+                where=f"{where}: {key}",
+                got=part,
+                wanted=", ".join(known),
+            )
         if depth == len(parts):
             tree[known[part]] = value
         tree = tree[known[part]]
@@ -124,10 +166,15 @@ def _assign(tree: Any, key: str, value: Any, where: str) -> None:
 
 @contextlib.contextmanager
 def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -> Iterator[None]:
-    """One flow of a kind at a time in this folder: waits, saying for whom, until no other one holds it. The lock ends with the process."""
+    """One flow of a kind at a time in this folder: waits, saying for whom, until no other one holds
+    it. The lock ends with the process."""
     path = root / ".dvc" / "tmp" / f"{what}.lock"
     if not (root / ".dvc").is_dir():
-        raise TracerlError("not a DVC project", where=str(root), do="start the flow in the folder that holds .dvc/ and dvc.yaml")
+        raise TracerlError(
+            "not a DVC project",
+            where=str(root),
+            do="start the flow in the folder that holds .dvc/ and dvc.yaml",
+        )
     path.parent.mkdir(exist_ok=True)
     with path.open("a+") as file:
         waits = Patience(say)
@@ -145,10 +192,13 @@ def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -
 
 
 def wait_for_plain_dvc(root: Path, say: Callable[[str], None]) -> None:
-    """Waits until no `dvc repro` runs stages in this folder: it reads params.yaml as it goes, so that nobody may change it meanwhile."""
+    """Waits until no `dvc repro` runs stages in this folder: it reads params.yaml as it goes, so
+    that nobody may change it meanwhile."""
     waits = Patience(say)
     while busy := _dvc_processes(root):
-        waits.wait(f"another DVC process runs stages in this folder (process {', '.join(map(str, busy))})")
+        waits.wait(
+            f"another DVC process runs stages in this folder (process {', '.join(map(str, busy))})"
+        )
 
 
 def _dvc_processes(root: Path) -> list[int]:
@@ -161,7 +211,10 @@ def _dvc_processes(root: Path) -> list[int]:
     except json.JSONDecodeError:  # read between DVC's emptying and writing it
         time.sleep(0.1)
         locks = json.loads(path.read_text())
-    holders = [*locks.get("write", {}).values(), *(reader for readers in locks.get("read", {}).values() for reader in readers)]
+    holders = [
+        *locks.get("write", {}).values(),
+        *(reader for readers in locks.get("read", {}).values() for reader in readers),
+    ]
     return sorted({holder["pid"] for holder in holders if psutil.pid_exists(holder["pid"])})
 
 

@@ -1,9 +1,11 @@
-"""Writes the whole params files of this folder: params.yaml with the settings of the papers for one published checkpoint.
+"""Writes the whole params files of this folder: params.yaml with the settings of the papers for one
+published checkpoint.
 
-A profile is the shipped params.yaml, changed where a checkpoint or its paper says so; what is not changed follows params.yaml. Settings
-are those of TraceRL (arXiv 2509.06949: block models 128 prompts x 32 responses; Dream 56 x 8, block 32, horizon 128, shrink 8) and, for
-LLaDA-8B, of mask-aware policy gradients (arXiv 2607.15200). Put the checkpoint where base.path says, import the task sets with
-`tracerl data add NAME`, and then:
+A profile is the shipped params.yaml, changed where a checkpoint or its paper says so; what is not
+changed follows params.yaml. Settings are those of TraceRL (arXiv 2509.06949: block models 128
+prompts x 32 responses; Dream 56 x 8, block 32, horizon 128, shrink 8) and, for LLaDA-8B, of
+mask-aware policy gradients (arXiv 2607.15200). Put the checkpoint where base.path says, import the
+task sets with `tracerl data add NAME`, and then:
 
     cp profiles/sdar-4b.yaml params.yaml && tracerl doctor --params params.yaml && dvc repro
 
@@ -24,7 +26,8 @@ MATH = {"train": "math-train", "test": ["math500", "gsm8k"]}
 CODE = {"train": "deepcoder", "test": ["livecodebench-v2", "humaneval"]}
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-# As `tracerl data add NAME` writes them, the papers' instructions in the prompts; the chat form around is the checkpoint's own template.
+# As `tracerl data add NAME` writes them, the papers' instructions in the prompts; the chat form
+# around is the checkpoint's own template.
 TASK_FILES = {
     "math-train": {"num_train": 8000, "num_test": 0},
     "math500": {"num_train": 0, "num_test": 500},
@@ -35,93 +38,259 @@ TASK_FILES = {
 }
 
 BLOCK_SAMPLER = {
-    "block_size": 4, "steps_per_block": 4, "remasking": "dynamic", "threshold": 0.9, "temperature": 1.0, "cache": "exact",
-    "max_prompt_tokens": 1024, "max_new_tokens": 2000, "max_rows": 256,
-}  # fmt: skip
+    "block_size": 4,
+    "steps_per_block": 4,
+    "remasking": "dynamic",
+    "threshold": 0.9,
+    "temperature": 1.0,
+    "cache": "exact",
+    "max_prompt_tokens": 1024,
+    "max_new_tokens": 2000,
+    "max_rows": 256,
+}
 FULL_SAMPLER = {
-    "block_size": 32, "steps_per_block": 32, "remasking": "static", "threshold": 0.9, "temperature": 0.8, "cache": "window",
-    "horizon": 128, "refresh_sees": "canvas", "max_prompt_tokens": 1024, "max_new_tokens": 1024, "max_rows": 64,
-}  # fmt: skip
+    "block_size": 32,
+    "steps_per_block": 32,
+    "remasking": "static",
+    "threshold": 0.9,
+    "temperature": 0.8,
+    "cache": "window",
+    "horizon": 128,
+    "refresh_sees": "canvas",
+    "max_prompt_tokens": 1024,
+    "max_new_tokens": 1024,
+    "max_rows": 64,
+}
 RL = {
-    "method": "tracerl", "pass_rate": [0.2, 0.8], "advantages": "group", "clip": [0.2, 0.2], "kl": "k3", "kl_to": "iteration",
-    "kl_weight": 0.01, "reduction": "step", "updates": 1, "micro_batch_tokens": 16384, "save_every": 5, "iterations": 100,
-    "optimizer": {"lr": 1e-6, "betas": [0.9, 0.99], "weight_decay": 0.0, "clip_norm": 1.0, "warmup": 0, "decay": 0.0},
-}  # fmt: skip
-BLOCK_RL = {**RL, "groups": 128, "group_size": 32, "max_sampled_groups": 384, "min_groups": 32, "train_block_size": 4, "shrink": 1}
-FULL_RL = {**RL, "groups": 56, "group_size": 8, "max_sampled_groups": 168, "min_groups": 14, "train_block_size": 32, "shrink": 8}
-# Mask-aware policy gradients: N = 32 segments of 4 of the 128 steps, K = 12 of them scored, mu = 12, 48 responses in groups of 6.
+    "method": "tracerl",
+    "pass_rate": [0.2, 0.8],
+    "advantages": "group",
+    "clip": [0.2, 0.2],
+    "kl": "k3",
+    "kl_to": "iteration",
+    "kl_weight": 0.01,
+    "reduction": "step",
+    "updates": 1,
+    "micro_batch_tokens": 16384,
+    "save_every": 5,
+    "iterations": 100,
+    "optimizer": {
+        "lr": 1e-6,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 0,
+        "decay": 0.0,
+    },
+}
+BLOCK_RL = {
+    **RL,
+    "groups": 128,
+    "group_size": 32,
+    "max_sampled_groups": 384,
+    "min_groups": 32,
+    "train_block_size": 4,
+    "shrink": 1,
+}
+FULL_RL = {
+    **RL,
+    "groups": 56,
+    "group_size": 8,
+    "max_sampled_groups": 168,
+    "min_groups": 14,
+    "train_block_size": 32,
+    "shrink": 8,
+}
+# Mask-aware policy gradients: N = 32 segments of 4 of the 128 steps, K = 12 of them scored, mu =
+# 12, 48 responses in groups of 6.
 MASK_AWARE_SAMPLER = {
-    "block_size": 32, "steps_per_block": 16, "remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "max_logit",
-    "temperature": 0.9, "cache": "none", "max_prompt_tokens": 512, "max_new_tokens": 256, "max_rows": 64,
-}  # fmt: skip
+    "block_size": 32,
+    "steps_per_block": 16,
+    "remasking": "plackett_luce",
+    "order_temperature": 0.5,
+    "order_score": "max_logit",
+    "temperature": 0.9,
+    "cache": "none",
+    "max_prompt_tokens": 512,
+    "max_new_tokens": 256,
+    "max_rows": 64,
+}
 MASK_AWARE_RL = {
-    **FULL_RL, "method": "mask_aware", "ratio": "sequence", "groups": 8, "group_size": 6, "max_sampled_groups": 8, "min_groups": 1,
-    "pass_rate": [0.0, 1.0], "shrink": 4, "segments": 12, "epochs": 12, "clip": [3e-4, 4e-4], "order_clip": [3e-4, 4e-4],
-    "order_weight": 1.0, "kl_weight": 0.0, "lora": {"rank": 128, "alpha": 64.0, "dropout": 0.05, "targets": ALL_PROJECTIONS},
-    "optimizer": {"lr": 3e-6, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.2, "warmup": 0, "decay": 0.0},
-}  # fmt: skip
+    **FULL_RL,
+    "method": "mask_aware",
+    "ratio": "sequence",
+    "groups": 8,
+    "group_size": 6,
+    "max_sampled_groups": 8,
+    "min_groups": 1,
+    "pass_rate": [0.0, 1.0],
+    "shrink": 4,
+    "segments": 12,
+    "epochs": 12,
+    "clip": [3e-4, 4e-4],
+    "order_clip": [3e-4, 4e-4],
+    "order_weight": 1.0,
+    "kl_weight": 0.0,
+    "lora": {"rank": 128, "alpha": 64.0, "dropout": 0.05, "targets": ALL_PROJECTIONS},
+    "optimizer": {
+        "lr": 3e-6,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.1,
+        "clip_norm": 0.2,
+        "warmup": 0,
+        "decay": 0.0,
+    },
+}
 SFT = {
-    "init": "base", "data": "traces", "objective": "trace", "weighting": "uniform", "shrink": 1, "num_steps": 500, "batch_size": 64,
-    "micro_batch_tokens": 16384, "max_length": 4096, "save_every": 50,
-    "optimizer": {"lr": 1e-6, "betas": [0.9, 0.99], "weight_decay": 0.0, "clip_norm": 1.0, "warmup": 20, "decay": 0.0},
-}  # fmt: skip
+    "init": "base",
+    "data": "traces",
+    "objective": "trace",
+    "weighting": "uniform",
+    "shrink": 1,
+    "num_steps": 500,
+    "batch_size": 64,
+    "micro_batch_tokens": 16384,
+    "max_length": 4096,
+    "save_every": 50,
+    "optimizer": {
+        "lr": 1e-6,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 20,
+        "decay": 0.0,
+    },
+}
 
 
-def block(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False, enlarge: bool = False, **sampler: Any) -> Tree:
-    """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to block 8 in a round of two phases."""
+def block(
+    path: str,
+    tasks: Mapping[str, Any] = MATH,
+    sft: bool = False,
+    enlarge: bool = False,
+    **sampler: Any,
+) -> Tree:
+    """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to
+    block 8 in a round of two phases."""
     rounds: dict[str, Tree] = {"math": {**BLOCK_RL, "init": "sft@trace" if sft else "base"}}
     if enlarge:
         small, wide = ({"block_size": size, "steps_per_block": size} for size in (4, 8))
-        phases = [{"name": "small", "iterations": 60, "sampler": small}, {"name": "wide"}]  # rollouts at 4, then at 8; training at 8
-        enlarging = {"iterations": 100, "train_block_size": 8, "phases": phases, "sampler": {**BLOCK_SAMPLER, **wide}}
+        phases = [
+            {"name": "small", "iterations": 60, "sampler": small},
+            {"name": "wide"},
+        ]  # rollouts at 4, then at 8; training at 8
+        enlarging = {
+            "iterations": 100,
+            "train_block_size": 8,
+            "phases": phases,
+            "sampler": {**BLOCK_SAMPLER, **wide},
+        }
         rounds["enlarge"] = {**BLOCK_RL, "init": "rl@math", **enlarging}
     traces = {"block_size": 4, "pick": 2, "step_tokens": 2}
-    return profile(path, tasks, {**BLOCK_SAMPLER, **sampler}, traces, {"trace": SFT} if sft else {}, rounds, ["static", "dynamic"])
+    return profile(
+        path,
+        tasks,
+        {**BLOCK_SAMPLER, **sampler},
+        traces,
+        {"trace": SFT} if sft else {},
+        rounds,
+        ["static", "dynamic"],
+    )
 
 
 def full(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False) -> Tree:
-    """A full-attention checkpoint with TraceRL's settings for Dream: block 32, static, horizon 128, shrink 8, 16 tokens a trace step."""
+    """A full-attention checkpoint with TraceRL's settings for Dream: block 32, static, horizon 128,
+    shrink 8, 16 tokens a trace step."""
     name = "code" if tasks is CODE else "math"
     rounds = {name: {**FULL_RL, "init": "sft@trace" if sft else "base"}}
     traces = {"block_size": 32, "pick": 2, "step_tokens": 16}
-    return profile(path, tasks, FULL_SAMPLER, traces, {"trace": {**SFT, "shrink": 1}} if sft else {}, rounds, ["static", "dynamic"])
+    return profile(
+        path,
+        tasks,
+        FULL_SAMPLER,
+        traces,
+        {"trace": {**SFT, "shrink": 1}} if sft else {},
+        rounds,
+        ["static", "dynamic"],
+    )
 
 
 def mask_aware(path: str) -> Tree:
-    """LLaDA-8B with mask-aware policy gradients: an order drawn by Plackett-Luce, scored with the tokens."""
+    """LLaDA-8B with mask-aware policy gradients: an order drawn by Plackett-Luce, scored with the
+    tokens."""
     traces = {"block_size": 32, "pick": 2, "step_tokens": 2}
     rounds = {"math": {**MASK_AWARE_RL, "init": "base"}}
     return profile(path, MATH, MASK_AWARE_SAMPLER, traces, {}, rounds, ["static", "plackett_luce"])
 
 
 def profile(
-    path: str, tasks: Mapping[str, Any], sampler: Tree, traces: Tree, sft: dict[str, Tree], rl: dict[str, Tree], remasking: list[str]
+    path: str,
+    tasks: Mapping[str, Any],
+    sampler: Tree,
+    traces: Tree,
+    sft: dict[str, Tree],
+    rl: dict[str, Tree],
+    remasking: list[str],
 ) -> Tree:
     """params.yaml with a checkpoint, its task files and its rounds."""
     params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
-    any_sft, any_rl, any_evaluation = (next(iter(params[kind].values())) for kind in ("sft", "rl", "evaluate"))
+    any_sft, any_rl, any_evaluation = (
+        next(iter(params[kind].values())) for kind in ("sft", "rl", "evaluate")
+    )
     names = [tasks["train"], *tasks["test"]]
     whole_sampler = {**params["traces"]["sampler"], **sampler}
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
-    held_out = {**any_rl["held_out"], "tasks": list(tasks["test"]), "num_problems": 100, "remasking": remasking}
-    params["compute"] = {"device": "cuda", "dtype": "bfloat16", "attention": "auto", "checkpoint_layers": False}
-    params["tasks"]["sets"] = {name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]} for name in names}
+    held_out = {
+        **any_rl["held_out"],
+        "tasks": list(tasks["test"]),
+        "num_problems": 100,
+        "remasking": remasking,
+    }
+    params["compute"] = {
+        "device": "cuda",
+        "dtype": "bfloat16",
+        "attention": "auto",
+        "checkpoint_layers": False,
+    }
+    params["tasks"]["sets"] = {
+        name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]}
+        for name in names
+    }
     params["base"]["path"] = f"data/raw/{path}"
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)
-    params["traces"].update(traces, preferred={tasks["train"]: 2000} if sft else {}, rollouts={}, batch_size=32, sampler=whole_sampler)
-    params["sft"] = {name: {**any_sft, **changes, "tasks": share, "block_sizes": block_sizes} for name, changes in sft.items()}
+    params["traces"].update(
+        traces,
+        preferred={tasks["train"]: 2000} if sft else {},
+        rollouts={},
+        batch_size=32,
+        sampler=whole_sampler,
+    )
+    params["sft"] = {
+        name: {**any_sft, **changes, "tasks": share, "block_sizes": block_sizes}
+        for name, changes in sft.items()
+    }
     params["rl"] = {
-        name: {**any_rl, "tasks": share, "held_out": held_out, **changes, "sampler": {**whole_sampler, **changes.get("sampler", {})}}
+        name: {
+            **any_rl,
+            "tasks": share,
+            "held_out": held_out,
+            **changes,
+            "sampler": {**whole_sampler, **changes.get("sampler", {})},
+        }
         for name, changes in rl.items()
     }
-    params["evaluation"].update(num_problems=1319, num_samples=3, batch_size=64, remasking=remasking)
+    params["evaluation"].update(
+        num_problems=1319, num_samples=3, batch_size=64, remasking=remasking
+    )
     params["evaluate"] = {
         checkpoint.replace("@", "-"): {
             **any_evaluation,
             "checkpoint": checkpoint,
             "tasks": list(tasks["test"]),
-            "sampler": params["rl"][checkpoint[3:]]["sampler"] if checkpoint.startswith("rl@") else whole_sampler,
+            "sampler": params["rl"][checkpoint[3:]]["sampler"]
+            if checkpoint.startswith("rl@")
+            else whole_sampler,
         }
         for checkpoint in ("base", *(f"sft@{name}" for name in sft), *(f"rl@{name}" for name in rl))
     }
@@ -134,7 +303,9 @@ PROFILES: dict[str, Tree] = {
     "sdar-8b": block("SDAR-8B-Chat"),
     "trado-4b": block("TraDo-4B-Instruct"),
     "trado-8b": block("TraDo-8B-Instruct"),
-    "trado-8b-thinking": block("TraDo-8B-Thinking", max_new_tokens=30000, max_rows=64, opening="<think>\n"),
+    "trado-8b-thinking": block(
+        "TraDo-8B-Thinking", max_new_tokens=30000, max_rows=64, opening="<think>\n"
+    ),
     "llada-8b": mask_aware("LLaDA-8B-Instruct"),
     "llada-1.5": full("LLaDA-1.5"),
     "mmada-8b": full("MMaDA-8B-MixCoT"),

@@ -1,1 +1,2 @@
-"""The papers' claims on small models: a table of cells, the pipeline made of it, and what its numbers say. See docs/replication.md."""
+"""The papers' claims on small models: a table of cells, the pipeline made of it, and what its
+numbers say. See docs/replication.md."""

@@ -1,9 +1,11 @@
-"""The mistake that claim 8 measures, put in on purpose and nowhere else: training blocks that begin at the response.
+"""The mistake that claim 8 measures, put in on purpose and nowhere else: training blocks that begin
+at the response.
 
-The public training code of the block models counts blocks from the first response token, its sampler from the first prompt token; both
-agree only where the prompt is a whole number of blocks (docs/algorithm.md, deviation 1). The library has one grid, so that a cell that is
-to be wrong puts the other one in for as long as it runs. Positions count relatively in every family, so that moving the grid by some
-tokens is the same as as many tokens before the prompt that nobody sees.
+The public training code of the block models counts blocks from the first response token, its
+sampler from the first prompt token; both agree only where the prompt is a whole number of blocks
+(docs/algorithm.md, deviation 1). The library has one grid, so that a cell that is to be wrong puts
+the other one in for as long as it runs. Positions count relatively in every family, so that moving
+the grid by some tokens is the same as as many tokens before the prompt that nobody sees.
 """
 
 import contextlib
@@ -21,34 +23,59 @@ from tracerl.types import Trajectory
 
 
 def moved(trajectory: Trajectory, block_size: int) -> tuple[Trajectory, int]:
-    """The trajectory behind as many further prompt tokens as let its response begin a block, and how many those are."""
+    """The trajectory behind as many further prompt tokens as let its response begin a block, and
+    how many those are."""
     lead = -len(trajectory.prompt_ids) % block_size
-    prompt = np.concatenate([np.zeros(lead, dtype=trajectory.prompt_ids.dtype), trajectory.prompt_ids])
-    return replace(trajectory, prompt_ids=prompt, canvas_length=trajectory.canvas_length + lead), lead
+    prompt = np.concatenate(
+        [np.zeros(lead, dtype=trajectory.prompt_ids.dtype), trajectory.prompt_ids]
+    )
+    return replace(
+        trajectory, prompt_ids=prompt, canvas_length=trajectory.canvas_length + lead
+    ), lead
 
 
 @contextlib.contextmanager
 def response_aligned() -> Iterator[None]:
-    """While it is open, views of block-causal families lie on a grid that begins at the response. Sampling is as it was."""
-    grid_blocks, block_rows, canvas_length = views.grid_blocks, views._block_rows, views._canvas_length
+    """While it is open, views of block-causal families lie on a grid that begins at the response.
+    Sampling is as it was."""
+    grid_blocks, block_rows, canvas_length = (
+        views.grid_blocks,
+        views._block_rows,
+        views._canvas_length,
+    )
 
     def blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.int64]:
-        return grid_blocks(moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory, block_size, family)
+        return grid_blocks(
+            moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory,
+            block_size,
+            family,
+        )
 
-    def rows(trajectory: Trajectory, plan: Any, block_size: int, family: Family, mask_id: int) -> Any:
+    def rows(
+        trajectory: Trajectory, plan: Any, block_size: int, family: Family, mask_id: int
+    ) -> Any:
         shifted, lead = moved(trajectory, block_size)
         masked = plan.masked_prompt
         if masked is not None:
             plan = replace(plan, masked_prompt=np.concatenate([np.zeros(lead, dtype=bool), masked]))
         (row,) = block_rows(shifted, plan, block_size, family, mask_id)
-        # Every copy of the lead: a noisy view of the first block holds it too, where the prompt is shorter than the lead is long.
+        # Every copy of the lead: a noisy view of the first block holds it too, where the prompt is
+        # shorter than the lead is long.
         return [replace(row, streams=np.where(row.positions < lead, PAD, row.streams))]
 
     def length(trajectory: Trajectory, block_size: int, family: Family) -> int:
-        return canvas_length(moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory, block_size, family)
+        return canvas_length(
+            moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory,
+            block_size,
+            family,
+        )
 
     views.grid_blocks, views._block_rows, views._canvas_length = blocks, rows, length
     try:
         yield
     finally:
-        views.grid_blocks, views._block_rows, views._canvas_length = grid_blocks, block_rows, canvas_length
+        views.grid_blocks, views._block_rows, views._canvas_length = (
+            grid_blocks,
+            block_rows,
+            canvas_length,
+        )

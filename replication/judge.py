@@ -1,9 +1,11 @@
-"""Holds every claim of claims.yaml to the cells' numbers: replication/verdicts/<plan>/replication.json and .html.
+"""Holds every claim of claims.yaml to the cells' numbers:
+replication/verdicts/<plan>/replication.json and .html.
 
-A comparison pairs what both sides were asked: problem by problem (the mean over its responses), or iteration by iteration. Its interval
-is a bootstrap in two stages: seeds are drawn with replacement, and inside each drawn seed its problems. Three seeds give such an interval
-few different draws, and one gives it none: it then speaks of problems only. Verdicts follow from the interval and the two bounds of
-claims.yaml, which were written down before anything ran.
+A comparison pairs what both sides were asked: problem by problem (the mean over its responses), or
+iteration by iteration. Its interval is a bootstrap in two stages: seeds are drawn with replacement,
+and inside each drawn seed its problems. Three seeds give such an interval few different draws, and
+one gives it none: it then speaks of problems only. Verdicts follow from the interval and the two
+bounds of claims.yaml, which were written down before anything ran.
 
 Example: python -m replication.judge full
 """
@@ -44,7 +46,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A comparison and what came of it. differences: by seed. compute: flops of the first side over those of the other.
+    """A comparison and what came of it. differences: by seed. compute: flops of the first side over
+    those of the other.
 
     mean, low, high: None where a cell failed.
     """
@@ -72,23 +75,41 @@ class Results:
         if test["metric"] == "roughness":
             return roughness(*self.rewards(one, cell.removeprefix("rl-")))
         rows = self.evaluation(one, cell).select(
-            ["task_set", "task_id", "remasking", "verdict", "num_tokens", "num_denoising_forwards", "num_forwards"]
+            [
+                "task_set",
+                "task_id",
+                "remasking",
+                "verdict",
+                "num_tokens",
+                "num_denoising_forwards",
+                "num_forwards",
+            ]
         )
         found: dict[tuple[str, ...], list[float]] = {}
         for row in rows.to_pylist():
-            if row["remasking"] == test["remasking"] and row["task_set"] in test.get("tasks", [row["task_set"]]):
-                found.setdefault((row["task_set"], row["task_id"]), []).append(measured(row, test["metric"]))
+            if row["remasking"] == test["remasking"] and row["task_set"] in test.get(
+                "tasks", [row["task_set"]]
+            ):
+                found.setdefault((row["task_set"], row["task_id"]), []).append(
+                    measured(row, test["metric"])
+                )
         return {place: sum(values) / len(values) for place, values in found.items()}
 
     def failed(self, one: World, cell: str, test: Tree) -> bool:
-        """Whether a cell of the plan has not come to its end: a round that collapsed, for instance, with no group to learn from."""
-        needed = {self.trained(one, cell), *(() if test["metric"] == "roughness" else (f"evaluate@{cell}",))}
+        """Whether a cell of the plan has not come to its end: a round that collapsed, for instance,
+        with no group to learn from."""
+        needed = {
+            self.trained(one, cell),
+            *(() if test["metric"] == "roughness" else (f"evaluate@{cell}",)),
+        }
         return not all(self._record_file(one, stage).is_file() for stage in needed)
 
     def evaluation(self, one: World, cell: str) -> pa.Table:
         if (one.name, cell) not in self._evaluations:
             files = self._evaluation_files(one, cell)
-            self._evaluations[one.name, cell] = pa.concat_tables([read_rollouts(path) for path in files])
+            self._evaluations[one.name, cell] = pa.concat_tables(
+                [read_rollouts(path) for path in files]
+            )
         return self._evaluations[one.name, cell]
 
     def _evaluation_files(self, one: World, cell: str) -> list[Path]:
@@ -98,10 +119,18 @@ class Results:
         return self.folder / one.folder / "reports" / "curves" / f"{name}.tsv"
 
     def rewards(self, one: World, name: str) -> tuple[Floats, Floats]:
-        """The mean training reward of each iteration of a round, and the variance that it has by the draw of problems and responses."""
+        """The mean training reward of each iteration of a round, and the variance that it has by
+        the draw of problems and responses."""
         means, variances = [], []
-        for path in sorted((self.folder / one.folder / "data" / "rollouts" / f"rl@{name}").glob("iter-*.parquet")):
-            groups = read_rollouts(path).group_by("task_id").aggregate([("reward", "mean")])["reward_mean"].to_numpy()
+        for path in sorted(
+            (self.folder / one.folder / "data" / "rollouts" / f"rl@{name}").glob("iter-*.parquet")
+        ):
+            groups = (
+                read_rollouts(path)
+                .group_by("task_id")
+                .aggregate([("reward", "mean")])["reward_mean"]
+                .to_numpy()
+            )
             means.append(groups.mean())
             variances.append(groups.var(ddof=1) / len(groups))
         return np.array(means), np.array(variances)
@@ -116,11 +145,17 @@ class Results:
 
     def trained(self, one: World, cell: str) -> str:
         """The stage whose checkpoint an evaluation asks, or the round that a cell is."""
-        return str(one.params["evaluate"][cell]["checkpoint"]) if cell in one.params["evaluate"] else cell.replace("-", "@", 1)
+        return (
+            str(one.params["evaluate"][cell]["checkpoint"])
+            if cell in one.params["evaluate"]
+            else cell.replace("-", "@", 1)
+        )
 
     def compute(self, one: World, cell: str) -> Tree:
         """What training a cell has cost: its own stage, without those it began from."""
-        budget: Tree = json.loads(self._record_file(one, self.trained(one, cell)).read_text())["budget"]
+        budget: Tree = json.loads(self._record_file(one, self.trained(one, cell)).read_text())[
+            "budget"
+        ]
         return budget
 
 
@@ -131,9 +166,11 @@ def measured(row: Tree, metric: str) -> float:
 
 
 def roughness(rewards: Floats, noise: Floats) -> Values:
-    """By iteration, the squared distance of the reward from its moving mean, less what `noise`, its variance, is expected to make of it.
+    """By iteration, the squared distance of the reward from its moving mean, less what `noise`, its
+    variance, is expected to make of it.
 
-    What is left is how much the policy itself goes up and down (below zero where chance made the curve smoother than that).
+    What is left is how much the policy itself goes up and down (below zero where chance made the
+    curve smoother than that).
     """
     reach, found = WINDOW // 2, Values()
     for i in range(len(rewards)):
@@ -145,26 +182,40 @@ def roughness(rewards: Floats, noise: Floats) -> Values:
 
 
 def differences(sides: Sequence[Values], signs: Sequence[int]) -> Floats:
-    """Per problem that all sides were asked, the signed sum of their values. Raises DataError if there is none."""
+    """Per problem that all sides were asked, the signed sum of their values. Raises DataError if
+    there is none."""
     shared = sorted(set.intersection(*(set(side) for side in sides)))
     if not shared:
-        raise DataError("two cells were not asked one problem in common", got=f"{[len(side) for side in sides]} problems")
-    return np.array([sum(sign * side[place] for side, sign in zip(sides, signs, strict=True)) for place in shared])
+        raise DataError(
+            "two cells were not asked one problem in common",
+            got=f"{[len(side) for side in sides]} problems",
+        )
+    return np.array(
+        [
+            sum(sign * side[place] for side, sign in zip(sides, signs, strict=True))
+            for place in shared
+        ]
+    )
 
 
 def interval(by_seed: Sequence[Floats], rule: Rule) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over seeds of the mean over problems, seeds drawn first and problems inside each."""
+    """Percentile bootstrap interval of the mean over seeds of the mean over problems, seeds drawn
+    first and problems inside each."""
     rng = generator_for(0, "replication", *(len(part) for part in by_seed))
     means = np.empty(rule.resamples)
     for i in range(rule.resamples):
         drawn = rng.integers(0, len(by_seed), len(by_seed))
-        means[i] = np.mean([by_seed[k][rng.integers(0, len(by_seed[k]), len(by_seed[k]))].mean() for k in drawn])
+        means[i] = np.mean(
+            [by_seed[k][rng.integers(0, len(by_seed[k]), len(by_seed[k]))].mean() for k in drawn]
+        )
     tail = 50 * (1 - rule.level)
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
 
 
-def decide(low: float, high: float, test: Tree, compute: float | None, tolerance: float) -> tuple[str, str]:
+def decide(
+    low: float, high: float, test: Tree, compute: float | None, tolerance: float
+) -> tuple[str, str]:
     """The verdict on one comparison and, where it is not the interval alone, why."""
     if test["budget"] == "equal":
         if compute is None:
@@ -187,14 +238,35 @@ def overall(verdicts: Sequence[str]) -> str:
 
 
 def compare(results: Results, test: Tree, rule: Rule) -> Outcome | None:
-    """A test, or a comparison that is shown only (no bounds). None where a cell is not part of the plan."""
-    cells, signs = [*test["plus"], *test["minus"]], [1] * len(test["plus"]) + [-1] * len(test["minus"])
+    """A test, or a comparison that is shown only (no bounds). None where a cell is not part of the
+    plan."""
+    cells, signs = (
+        [*test["plus"], *test["minus"]],
+        [1] * len(test["plus"]) + [-1] * len(test["minus"]),
+    )
     there = [one for one in results.worlds if all(is_there(one, cell, test) for cell in cells)]
     if not there:
         return None
-    if failed := [f"{one.family}-{one.seed}/{cell}" for one in there for cell in cells if results.failed(one, cell, test)]:
-        return Outcome(test, None, None, None, {}, None, UNDECIDED, f"{', '.join(failed)} did not come to an end")
-    by_seed = {one.seed: differences([results.values(one, cell, test) for cell in cells], signs) for one in there}
+    if failed := [
+        f"{one.family}-{one.seed}/{cell}"
+        for one in there
+        for cell in cells
+        if results.failed(one, cell, test)
+    ]:
+        return Outcome(
+            test,
+            None,
+            None,
+            None,
+            {},
+            None,
+            UNDECIDED,
+            f"{', '.join(failed)} did not come to an end",
+        )
+    by_seed = {
+        one.seed: differences([results.values(one, cell, test) for cell in cells], signs)
+        for one in there
+    }
     low, high = interval(list(by_seed.values()), rule)
     compute = ratio(results, there, test)
     if "above" not in test:
@@ -204,15 +276,22 @@ def compare(results: Results, test: Tree, rule: Rule) -> Outcome | None:
     else:
         verdict, why = decide(low, high, test, compute, rule.tolerance)
     means = {seed: float(part.mean()) for seed, part in by_seed.items()}
-    return Outcome(test, float(np.mean(list(means.values()))), low, high, means, compute, verdict, why)
+    return Outcome(
+        test, float(np.mean(list(means.values()))), low, high, means, compute, verdict, why
+    )
 
 
 def is_there(one: World, cell: str, test: Tree) -> bool:
-    return cell.removeprefix("rl-") in one.params["rl"] if test["metric"] == "roughness" else cell in one.params["evaluate"]
+    return (
+        cell.removeprefix("rl-") in one.params["rl"]
+        if test["metric"] == "roughness"
+        else cell in one.params["evaluate"]
+    )
 
 
 def ratio(results: Results, there: Sequence[World], test: Tree) -> float | None:
-    """Compute of the first cell of the one side over that of the first of the other, over all seeds. None if some was not counted."""
+    """Compute of the first cell of the one side over that of the first of the other, over all
+    seeds. None if some was not counted."""
     costs = [[results.compute(one, test[side][0]) for one in there] for side in ("plus", "minus")]
     if not all(cost["complete"] for side in costs for cost in side):
         return None
@@ -221,12 +300,20 @@ def ratio(results: Results, there: Sequence[World], test: Tree) -> float | None:
 
 
 def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
-    """The verdicts, with everything they were made of, as reports/metrics/replication.json holds them."""
+    """The verdicts, with everything they were made of, as reports/metrics/replication.json holds
+    them."""
     every, rule = worlds(table, plan, defaults), Rule(**table["rule"])
-    results = {family: Results([one for one in every if one.family == family], folder) for family in table["families"]}
+    results = {
+        family: Results([one for one in every if one.family == family], folder)
+        for family in table["families"]
+    }
     claims, rows = {}, []
     for name, claim in table["claims"].items():
-        found = [(kind, compare(results[test["family"]], test, rule)) for kind in ("tests", "shown") for test in claim[kind]]
+        found = [
+            (kind, compare(results[test["family"]], test, rule))
+            for kind in ("tests", "shown")
+            for test in claim[kind]
+        ]
         outcomes = [(kind, outcome) for kind, outcome in found if outcome is not None]
         tested = [outcome.verdict for kind, outcome in outcomes if kind == "tests"]
         missing = sum(kind == "tests" and outcome is None for kind, outcome in found)
@@ -237,32 +324,61 @@ def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
             "comparisons": [described(outcome) for _, outcome in outcomes],
         }
         rows += claim_rows(name, claim, results, rule)
-    return {"plan": plan, "rule": table["rule"], "claims": claims, "rows": rows, "cells": records(every, folder)}
+    return {
+        "plan": plan,
+        "rule": table["rule"],
+        "claims": claims,
+        "rows": rows,
+        "cells": records(every, folder),
+    }
 
 
 def described(outcome: Outcome) -> Tree:
     by_seed = {str(seed): mean for seed, mean in outcome.differences.items()}
-    return {**outcome.test, "difference": outcome.mean, "ci_low": outcome.low, "ci_high": outcome.high, "by_seed": by_seed,
-            "compute": outcome.compute, "verdict": outcome.verdict, "why": outcome.why}  # fmt: skip
+    return {
+        **outcome.test,
+        "difference": outcome.mean,
+        "ci_low": outcome.low,
+        "ci_high": outcome.high,
+        "by_seed": by_seed,
+        "compute": outcome.compute,
+        "verdict": outcome.verdict,
+        "why": outcome.why,
+    }
 
 
 def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) -> list[Tree]:
-    """Rows claim, cell, seed, metric, value, ci_low, ci_high, budget_forwards of every cell that a claim compares."""
+    """Rows claim, cell, seed, metric, value, ci_low, ci_high, budget_forwards of every cell that a
+    claim compares."""
     rows, seen = [], set()
     for test in [*claim["tests"], *claim["shown"]]:
         mode = test.get("remasking", "training")
         for one in results[test["family"]].worlds:
             for cell in [*test["plus"], *test["minus"]]:
                 key = (one.name, cell, test["metric"], mode, *test.get("tasks", []))
-                if key in seen or not is_there(one, cell, test) or results[test["family"]].failed(one, cell, test):
+                if (
+                    key in seen
+                    or not is_there(one, cell, test)
+                    or results[test["family"]].failed(one, cell, test)
+                ):
                     continue
                 seen.add(key)
                 values = np.array(list(results[test["family"]].values(one, cell, test).values()))
                 low, high = interval([values], rule)
                 forwards = results[test["family"]].compute(one, cell)["forwards"]
                 what = ", ".join([test["metric"], mode, *test.get("tasks", [])])
-                rows.append({"claim": name, "cell": f"{one.family}/{cell}", "seed": one.seed, "metric": what,
-                             "value": float(values.mean()), "ci_low": low, "ci_high": high, "budget_forwards": forwards})  # fmt: skip
+                rows.append(
+                    {
+                        "claim": name,
+                        "cell": f"{one.family}/{cell}",
+                        "seed": one.seed,
+                        "metric": what,
+                        "value": float(values.mean()),
+                        "ci_low": low,
+                        "ci_high": high,
+                        "budget_forwards": forwards,
+                    }
+                )
     return rows
 
 
@@ -283,19 +399,34 @@ def curves(plan: str, folder: Path, table: Tree, defaults: Tree) -> dict[str, li
         drawn[name] = []
         for chart in claim["curves"]:
             results = Results([one for one in every if one.family == chart["family"]], folder)
-            lines = {cell: points for cell in chart["rounds"] if (points := line(results, cell, chart))}
-            what = "training reward" if chart.get("reward") else f"held-out accuracy, {chart['remasking']}"
-            drawn[name].append({"title": f"{chart['family']}: {what}", "lines": lines, "percent": not chart.get("reward")})
+            lines = {
+                cell: points for cell in chart["rounds"] if (points := line(results, cell, chart))
+            }
+            what = (
+                "training reward"
+                if chart.get("reward")
+                else f"held-out accuracy, {chart['remasking']}"
+            )
+            drawn[name].append(
+                {
+                    "title": f"{chart['family']}: {what}",
+                    "lines": lines,
+                    "percent": not chart.get("reward"),
+                }
+            )
     return drawn
 
 
 def line(results: Results, cell: str, chart: Tree) -> list[tuple[float, float, float, float]]:
-    """(iteration, mean over seeds, low, high) of a round's curve. The band is the range over seeds; of one seed, the curve's interval."""
+    """(iteration, mean over seeds, low, high) of a round's curve. The band is the range over seeds;
+    of one seed, the curve's interval."""
     found: dict[float, list[Tree]] = {}
     for one in results.worlds:
         if cell not in one.params["rl"]:
             continue
-        for row in results.curve(one, f"rl@{cell}" if chart.get("reward") else f"rl@{cell}-held-out"):
+        for row in results.curve(
+            one, f"rl@{cell}" if chart.get("reward") else f"rl@{cell}-held-out"
+        ):
             if chart.get("reward") or row["remasking"] == chart["remasking"]:
                 found.setdefault(row["iteration"], []).append(row)
     column = "reward" if chart.get("reward") else "accuracy"
@@ -303,7 +434,11 @@ def line(results: Results, cell: str, chart: Tree) -> list[tuple[float, float, f
     for x, rows in sorted(found.items()):
         values = [row[column] for row in rows]
         alone = len(rows) == 1
-        low, high = (rows[0].get("ci_low", values[0]), rows[0].get("ci_high", values[0])) if alone else (min(values), max(values))
+        low, high = (
+            (rows[0].get("ci_low", values[0]), rows[0].get("ci_high", values[0]))
+            if alone
+            else (min(values), max(values))
+        )
         points.append((float(x), float(np.mean(values)), low, high))
     return points
 
@@ -311,13 +446,19 @@ def line(results: Results, cell: str, chart: Tree) -> list[tuple[float, float, f
 def main() -> None:
     from replication.page import render
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("plan", help="full or fast")
     plan = parser.parse_args().plan
     table, defaults = read_table(), default_params()
     try:
         verdicts = judge(plan, HERE, table, defaults)
-        page = render(verdicts, curves(plan, HERE, table, defaults), [one.seed for one in worlds(table, plan, defaults)])
+        page = render(
+            verdicts,
+            curves(plan, HERE, table, defaults),
+            [one.seed for one in worlds(table, plan, defaults)],
+        )
     except TracerlError as error:
         sys.exit(f"error: {error}")
     target = HERE / "verdicts" / plan

@@ -1,4 +1,5 @@
-"""The page of the replication: a function of the verdicts and the curves, needing nothing but itself."""
+"""The page of the replication: a function of the verdicts and the curves, needing nothing but
+itself."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,26 +25,38 @@ RULE = (
 def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) -> str:
     """HTML of what judge.py found."""
     loader = FileSystemLoader([Path(__file__).parent, Path(pages.__file__).parent])
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.get_template("page.html.j2").render(
         plan=verdicts["plan"],
         seeds=", ".join(map(str, sorted(set(seeds)))),
         num_cells=len(verdicts["cells"]),
         rule=RULE.format(**verdicts["rule"]),
         claims=[
-            {"id": name, **{key: claim[key] for key in ("says", "source", "refuted_if", "verdict")},
-             "comparisons": [_row(one) for one in claim["comparisons"]], "charts": [_chart(one) for one in curves[name]],
-             "figures": _figures([row for row in verdicts["rows"] if row["claim"] == name])}
+            {
+                "id": name,
+                **{key: claim[key] for key in ("says", "source", "refuted_if", "verdict")},
+                "comparisons": [_row(one) for one in claim["comparisons"]],
+                "charts": [_chart(one) for one in curves[name]],
+                "figures": _figures([row for row in verdicts["rows"] if row["claim"] == name]),
+            }
             for name, claim in verdicts["claims"].items()
         ],
         cells=[_cell(name, record) for name, record in verdicts["cells"].items()],
-    )  # fmt: skip
+    )
 
 
 def verdict_table(claims: Sequence[Tree]) -> str:
     """The verdicts on some claims as a table of Markdown."""
     rows = [(claim["says"], claim["source"], f"**{claim['verdict']}**") for claim in claims]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [("claim", "source", "verdict"), ("---",) * 3, *rows])
+    return "\n".join(
+        f"| {' | '.join(row)} |" for row in [("claim", "source", "verdict"), ("---",) * 3, *rows]
+    )
 
 
 def _row(one: Tree) -> Tree:
@@ -58,10 +71,18 @@ def _row(one: Tree) -> Tree:
     return {
         "family": one["family"],
         "compared": f"{' + '.join(one['plus'])} over {' + '.join(one['minus'])}",
-        "measure": ", ".join(filter(None, (one["metric"].replace("_", " "), one.get("remasking"), *one.get("tasks", [])))),
-        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}" if known else "",
+        "measure": ", ".join(
+            filter(
+                None, (one["metric"].replace("_", " "), one.get("remasking"), *one.get("tasks", []))
+            )
+        ),
+        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}"
+        if known
+        else "",
         "by_seed": ", ".join(map(text, one["by_seed"].values())),
-        "compute": f"{equal}, {one['compute']:.2f}" if one["compute"] is not None else f"{equal}, not counted",
+        "compute": f"{equal}, {one['compute']:.2f}"
+        if one["compute"] is not None
+        else f"{equal}, not counted",
         "bounds": f"{text(one['above'])} / {text(one['refuted_below'])}" if "above" in one else "",
         "verdict": one["verdict"],
         "why": one["why"],
@@ -69,7 +90,8 @@ def _row(one: Tree) -> Tree:
 
 
 def _figures(rows: Sequence[Tree]) -> list[Tree]:
-    """What each cell measured: the mean over seeds, the seeds' own values, and what they had for it."""
+    """What each cell measured: the mean over seeds, the seeds' own values, and what they had for
+    it."""
     found: dict[tuple[str, str], list[Tree]] = {}
     for row in rows:
         found.setdefault((row["cell"], row["metric"]), []).append(row)
@@ -78,14 +100,22 @@ def _figures(rows: Sequence[Tree]) -> list[Tree]:
         return percent(value) if metric.startswith("accuracy") else f"{value:.3g}"
 
     return [
-        {"cell": cell, "measure": metric.replace("_", " "), "mean": text(metric, sum(row["value"] for row in of) / len(of)),
-         "by_seed": ", ".join(text(metric, row["value"]) for row in of), "forwards": ", ".join(f"{row['budget_forwards']:,}" for row in of)}
+        {
+            "cell": cell,
+            "measure": metric.replace("_", " "),
+            "mean": text(metric, sum(row["value"] for row in of) / len(of)),
+            "by_seed": ", ".join(text(metric, row["value"]) for row in of),
+            "forwards": ", ".join(f"{row['budget_forwards']:,}" for row in of),
+        }
         for (cell, metric), of in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def _chart(chart: Tree) -> str:
-    series = [Series(label, *map(list, zip(*points, strict=True))) for label, points in chart["lines"].items()]
+    series = [
+        Series(label, *map(list, zip(*points, strict=True)))
+        for label, points in chart["lines"].items()
+    ]
     return line_chart(chart["title"], series, "iteration", percent if chart["percent"] else plain)
 
 
@@ -95,7 +125,8 @@ def _cell(name: str, record: Tree) -> Tree:
     return {
         "name": name,
         "params": record["params_sha256"][:12],
-        "data": " ".join(digest[:8] for digest in list(data)[:3]) + (f" and {len(data) - 3} more" if len(data) > 3 else ""),
+        "data": " ".join(digest[:8] for digest in list(data)[:3])
+        + (f" and {len(data) - 3} more" if len(data) > 3 else ""),
         **{key: f"{budget[key]:,}" for key in ("forwards", "tokens")},
         "flops": f"{budget['flops']:.3g}" + ("" if budget["complete"] else ", not counted whole"),
     }

@@ -1,13 +1,16 @@
 """What claims.yaml asks for, as params files and as DVC pipelines.
 
-    python -m replication.plan                 writes replication/dvc.yaml, and dvc.yaml and params.yaml of every folder below runs/
-    python -m replication.plan --estimate      says what a plan will take
+    python -m replication.plan                 writes replication/dvc.yaml, and dvc.yaml and
+    params.yaml of every folder below runs/ python -m replication.plan --estimate      says what a
+    plan will take
 
-A *world* is one family trained with one seed in a folder of its own, replication/runs/<plan>/<family>-<seed>, laid out as the project's
-root is: the stages run there unchanged, with DVC_ROOT set to it. Its params file is ../params.yaml with the family's changes, and the
-family's cells in place of the rounds. What code a stage depends on is read from the project's own dvc.yaml, so that the two cannot differ.
-Each world is a pipeline with a lock of its own, as DVC reads and writes a lock whole for every stage: in one lock of 225 stages that took
-as long as many a stage. replication/dvc.yaml judges them.
+A *world* is one family trained with one seed in a folder of its own,
+replication/runs/<plan>/<family>-<seed>, laid out as the project's root is: the stages run there
+unchanged, with DVC_ROOT set to it. Its params file is ../params.yaml with the family's changes, and
+the family's cells in place of the rounds. What code a stage depends on is read from the project's
+own dvc.yaml, so that the two cannot differ. Each world is a pipeline with a lock of its own, as DVC
+reads and writes a lock whole for every stage: in one lock of 225 stages that took as long as many a
+stage. replication/dvc.yaml judges them.
 """
 
 import argparse
@@ -66,9 +69,12 @@ def default_params() -> Tree:
 
 
 def worlds(table: Tree, plan: str, defaults: Tree) -> list[World]:
-    """The worlds of a plan, the first seed of every family first. Raises ParamsError if a cell's changes do not fit."""
+    """The worlds of a plan, the first seed of every family first. Raises ParamsError if a cell's
+    changes do not fit."""
     seeds = table["plans"][plan]["seeds"]
-    return [world(table, plan, family, seed, defaults) for seed in seeds for family in table["families"]]
+    return [
+        world(table, plan, family, seed, defaults) for seed in seeds for family in table["families"]
+    ]
 
 
 def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> World:
@@ -92,7 +98,11 @@ def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> Wor
     for kind, cells in rounds.items():
         for name in [name for name in cells if about[kind][name].get("one_seed") and not ablations]:
             del cells[name]
-            evaluations = {key: one for key, one in evaluations.items() if one["checkpoint"] != f"{kind}@{name}"}
+            evaluations = {
+                key: one
+                for key, one in evaluations.items()
+                if one["checkpoint"] != f"{kind}@{name}"
+            }
     params |= {**rounds, "evaluate": evaluations}
     _shrink(params, size)
     parse_params(params, where=f"replication/claims.yaml: {plan}, {family}, seed {seed}")
@@ -110,7 +120,8 @@ def change(tree: Tree, changes: Mapping[str, Any]) -> None:
 
 
 def _shrink(params: Tree, size: Tree) -> None:
-    """A plan's share of every round's steps and iterations, the same for all, so that budgets stay equal."""
+    """A plan's share of every round's steps and iterations, the same for all, so that budgets stay
+    equal."""
     for training in (params["base"]["train"], *params["sft"].values()):
         training["num_steps"] = max(1, round(training["num_steps"] * size["steps"]))
     for one in params["rl"].values():
@@ -125,7 +136,10 @@ def write(folder: Path = HERE) -> None:
     for plan in table["plans"]:
         for one in worlds(table, plan, defaults):
             _write(folder / one.folder / "params.yaml", yaml.safe_dump(one.params, sort_keys=False))
-            _write(folder / one.folder / "dvc.yaml", HEAD + yaml.safe_dump(pipeline(one), sort_keys=False, width=140))
+            _write(
+                folder / one.folder / "dvc.yaml",
+                HEAD + yaml.safe_dump(pipeline(one), sort_keys=False, width=140),
+            )
     _write(folder / "dvc.yaml", HEAD + yaml.safe_dump(judging(table), sort_keys=False, width=140))
 
 
@@ -145,16 +159,23 @@ def pipeline(one: World) -> Tree:
         stage = kind if alone else f"{kind}@{name}"
         entry = {
             "cmd": f"cd {_UP}/.. && DVC_ROOT=replication/{one.folder} python -m replication.cell {kind} {name} {grid}",
-            "deps": [*INPUTS[kind], *(f"{_UP}/{path}" for path in (*OWN_CODE, *_code(own["deps"])))],
+            "deps": [
+                *INPUTS[kind],
+                *(f"{_UP}/{path}" for path in (*OWN_CODE, *_code(own["deps"]))),
+            ],
             "params": own["params"],
-            "outs": [*(path.format(stage=stage, name=name) for path in OUTPUTS[kind]), f"reports/records/{stage}.json"],
+            "outs": [
+                *(path.format(stage=stage, name=name) for path in OUTPUTS[kind]),
+                f"reports/records/{stage}.json",
+            ],
         }
         entries[kind] = entry if alone else {"foreach": cells(one, kind), "do": entry}
     return {"stages": entries}
 
 
 def cells(one: World, kind: str) -> Tree:
-    """What the stages of a kind go over: name of the cell -> what it needs, and on which grid it trains."""
+    """What the stages of a kind go over: name of the cell -> what it needs, and on which grid it
+    trains."""
     return {
         name: {
             "grid": one.grids.get(f"{kind}@{name}", "sampler"),
@@ -174,7 +195,8 @@ def _own_stages() -> Tree:
 def _code(deps: list[str]) -> list[str]:
     """The project's code among a stage's dependencies, as replication/ reaches it.
 
-    Through the links .src and .stages: outside of its own root DVC ignores nothing, and would count what Python compiles there.
+    Through the links .src and .stages: outside of its own root DVC ignores nothing, and would count
+    what Python compiles there.
     """
     return [f".{path}" for path in deps if path.startswith(("src/", "stages/"))]
 
@@ -191,21 +213,38 @@ OUTPUTS = {
     "tasks": ["data/tasks", "reports/metrics/tasks.json"],
     "base": ["data/checkpoints/base", "reports/metrics/base.json", "reports/curves/base.tsv"],
     "traces": ["data/traces", "reports/metrics/traces.json"],
-    "sft": ["data/checkpoints/{stage}", "reports/metrics/{stage}.json", "reports/curves/{stage}.tsv"],
-    "rl": ["data/checkpoints/{stage}", "data/rollouts/{stage}", "reports/metrics/{stage}.json", "reports/curves/{stage}.tsv",
-           "reports/curves/{stage}-held-out.tsv"],
+    "sft": [
+        "data/checkpoints/{stage}",
+        "reports/metrics/{stage}.json",
+        "reports/curves/{stage}.tsv",
+    ],
+    "rl": [
+        "data/checkpoints/{stage}",
+        "data/rollouts/{stage}",
+        "reports/metrics/{stage}.json",
+        "reports/curves/{stage}.tsv",
+        "reports/curves/{stage}-held-out.tsv",
+    ],
     "evaluate": ["data/evals/{name}", "reports/metrics/evaluate/{name}.json"],
-}  # fmt: skip
+}
 
 
 def judging(table: Tree) -> Tree:
     """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
-    code = [*(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith(".src/")), ".src/tracerl/seeds.py"]
+    code = [
+        *(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith(".src/")),
+        ".src/tracerl/seeds.py",
+    ]
     own = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
-    parts, files = ("data/evals", "data/rollouts", "reports/records", "reports/curves"), ("replication.html", "replication.json")
+    parts, files = (
+        ("data/evals", "data/rollouts", "reports/records", "reports/curves"),
+        ("replication.html", "replication.json"),
+    )
     entries = {}
     for plan, size in table["plans"].items():
-        folders = [f"runs/{plan}/{family}-{seed}" for seed in size["seeds"] for family in table["families"]]
+        folders = [
+            f"runs/{plan}/{family}-{seed}" for seed in size["seeds"] for family in table["families"]
+        ]
         entries[f"judge-{plan}"] = {
             "cmd": f"cd .. && python -m replication.judge {plan}",
             "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *code],
@@ -221,17 +260,34 @@ def rounds_of(one: World) -> list[tuple[str, str]]:
 
 def estimated_seconds(table: Tree, one: World) -> float:
     """Of one quiet core, from the rates of the family and the plan's share of them."""
-    rates, start, speed = table["families"][one.family]["seconds"], table["start_seconds"], table["plans"][one.plan]["seconds"]
+    rates, start, speed = (
+        table["families"][one.family]["seconds"],
+        table["start_seconds"],
+        table["plans"][one.plan]["seconds"],
+    )
     params: Params = parse_params(one.params, where=one.name)
     total = rates["base_step"] * params.base.train.num_steps
-    total += sum(rates["sft_step"][settings.objective] * settings.num_steps for settings in params.sft.values())
-    responses = sum(params.traces.rollouts.values()) * params.traces.group_size + 2 * sum(params.traces.preferred.values())
+    total += sum(
+        rates["sft_step"][settings.objective] * settings.num_steps
+        for settings in params.sft.values()
+    )
+    responses = sum(params.traces.rollouts.values()) * params.traces.group_size + 2 * sum(
+        params.traces.preferred.values()
+    )
     for settings in params.rl.values():
-        total += rates["iteration"] * settings.iterations * (1.5 if settings.value is not None else 1.0)
-        asked = settings.held_out.num_problems * len(settings.tasks) * len(settings.held_out.remasking)
+        total += (
+            rates["iteration"] * settings.iterations * (1.5 if settings.value is not None else 1.0)
+        )
+        asked = (
+            settings.held_out.num_problems * len(settings.tasks) * len(settings.held_out.remasking)
+        )
         responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
     for evaluation in params.evaluate.values():
-        one_sample = params.evaluation.num_problems * len(evaluation.tasks) * len(params.evaluation.remasking)
+        one_sample = (
+            params.evaluation.num_problems
+            * len(evaluation.tasks)
+            * len(params.evaluation.remasking)
+        )
         responses += params.evaluation.num_samples * one_sample
     return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
 
@@ -250,8 +306,12 @@ def estimate(plan: str, lanes: int) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--estimate", action="store_true", help="write nothing, say how long each plan takes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--estimate", action="store_true", help="write nothing, say how long each plan takes"
+    )
     options = parser.parse_args()
     if options.estimate:
         load_params(ROOT / "params.yaml")

@@ -1,12 +1,13 @@
-"""Brings a plan of the replication up to date, a few worlds at the same time, judges it, and puts its pages into reports/.
+"""Brings a plan of the replication up to date, a few worlds at the same time, judges it, and puts
+its pages into reports/.
 
     python -m replication.run            all claims on three seeds; some hours on two cores
     python -m replication.run --fast     one seed, smaller and shorter: a look in minutes
 
-Each world (a family with a seed) is a pipeline with one `dvc repro` of its own; DVC decides what is fresh, so that a second run does
-nothing. The first Ctrl-C lets every running stage save the unit of work it is in; whatever ends it, the same command goes on from what
-is saved.
-Output of the stages goes to replication/runs/<plan>/<world>/logs/dvc.log.
+Each world (a family with a seed) is a pipeline with one `dvc repro` of its own; DVC decides what is
+fresh, so that a second run does nothing. The first Ctrl-C lets every running stage save the unit of
+work it is in; whatever ends it, the same command goes on from what is saved. Output of the stages
+goes to replication/runs/<plan>/<world>/logs/dvc.log.
 """
 
 import argparse
@@ -28,18 +29,34 @@ QUIET = 30.0  # seconds between two lines of progress of one world
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--fast", action="store_true", help="the plan `fast` instead of `full`")
-    parser.add_argument("--lanes", type=int, default=2, metavar="N", help="worlds at the same time, one core each (2)")
+    parser.add_argument(
+        "--lanes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="worlds at the same time, one core each (2)",
+    )
     options = parser.parse_args()
     plan = "fast" if options.fast else "full"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, which a shell's background processes ignore
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C, which a shell's background processes ignore
     plans.write()
     print("\n".join(plans.estimate(plan, options.lanes)), flush=True)
     started = time.monotonic()
     failed = run_worlds(plan, options.lanes, started)
-    # By itself: a cell that failed would be tried again, and what it decides is undecided until it ends.
-    if run(["repro", "--single-item", f"judge-{plan}"], HERE, HERE / "runs" / plan / "judge.log", say("judge", started)):
+    # By itself: a cell that failed would be tried again, and what it decides is undecided until it
+    # ends.
+    if run(
+        ["repro", "--single-item", f"judge-{plan}"],
+        HERE,
+        HERE / "runs" / plan / "judge.log",
+        say("judge", started),
+    ):
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
     for path in published(plan):
         print(path.relative_to(ROOT))
@@ -47,13 +64,17 @@ def main() -> None:
     print(verdict_table([verdicts[name] for name in plans.read_table()["claims"]]))
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
-        sys.exit(f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again")
+        sys.exit(
+            f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again"
+        )
 
 
 def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
     """Runs every world, the longest first; the names of those that failed."""
     table, defaults = plans.read_table(), plans.default_params()
-    every = sorted(plans.worlds(table, plan, defaults), key=lambda one: -plans.estimated_seconds(table, one))
+    every = sorted(
+        plans.worlds(table, plan, defaults), key=lambda one: -plans.estimated_seconds(table, one)
+    )
     failed = []
     with ThreadPoolExecutor(lanes) as pool:
         futures = {pool.submit(run_world, one, started): one for one in every}
@@ -71,7 +92,9 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
 def run_world(one: World, started: float) -> int:
     """Exit status. A cell that fails stops what needs it and nothing else."""
     folder = HERE / one.folder
-    return run(["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", say(one.name, started))
+    return run(
+        ["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", say(one.name, started)
+    )
 
 
 def run(arguments: list[str], folder: Path, log: Path, on_line: Callable[[str], None]) -> int:
@@ -86,7 +109,10 @@ def say(name: str, started: float) -> Callable[[str], None]:
     def show(line: str) -> None:
         nonlocal last
         now = time.monotonic()
-        loud = line.startswith(("Running stage", "ERROR", "error:", "stopped:", "Traceback")) or "changed, skipping" in line
+        loud = (
+            line.startswith(("Running stage", "ERROR", "error:", "stopped:", "Traceback"))
+            or "changed, skipping" in line
+        )
         if loud or ("%|" in line and now - last > QUIET):
             last = now
             print(f"{(now - started) / 60:6.1f} min  {name:14} {line.strip()}", flush=True)
@@ -95,11 +121,14 @@ def say(name: str, started: float) -> Callable[[str], None]:
 
 
 def published(plan: str) -> list[Path]:
-    """Copies a plan's verdicts to where the project's reports are; a look must not replace the full run's."""
+    """Copies a plan's verdicts to where the project's reports are; a look must not replace the full
+    run's."""
     suffix = "" if plan == "full" else f"-{plan}"
     source = HERE / "verdicts" / plan
-    pairs = {"replication.html": ROOT / "reports" / f"replication{suffix}.html",
-             "replication.json": ROOT / "reports" / "metrics" / f"replication{suffix}.json"}  # fmt: skip
+    pairs = {
+        "replication.html": ROOT / "reports" / f"replication{suffix}.html",
+        "replication.json": ROOT / "reports" / "metrics" / f"replication{suffix}.json",
+    }
     for name, target in pairs.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target)

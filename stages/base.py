@@ -1,4 +1,5 @@
-"""Makes the first checkpoint, data/checkpoints/base: imports base.path, or trains the small default model on worked solutions.
+"""Makes the first checkpoint, data/checkpoints/base: imports base.path, or trains the small default
+model on worked solutions.
 
 Example: python -m stages.base
 """
@@ -31,12 +32,17 @@ def main() -> None:
 def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
     """An untrained model of the params' shape, over the character vocabulary."""
     shape, tokenizer = params.base.model, character_tokenizer()
-    architecture = Architecture(**shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
-    return placed(new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute), tokenizer
+    architecture = Architecture(
+        **shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
+    )
+    return placed(
+        new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute
+    ), tokenizer
 
 
 def import_checkpoint(params: Params, path: Path) -> None:
-    """Reads a published checkpoint strictly and writes it back under its published names; an autoregressive one is copied."""
+    """Reads a published checkpoint strictly and writes it back under its published names; an
+    autoregressive one is copied."""
     space = context.workspace("base", params, params.base, [path])
     if not distributed.is_first():
         return
@@ -48,7 +54,10 @@ def import_checkpoint(params: Params, path: Path) -> None:
         model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
         save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), "num_parameters": parameters})
+    write_json(
+        space.directory / "metrics.json",
+        {"policy_hash": policy_hash(model), "num_parameters": parameters},
+    )
     (space.directory / "curve.tsv").write_text("step\tloss\n")
     space.publish(context.training_outputs("base"))
 

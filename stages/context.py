@@ -1,6 +1,8 @@
-"""What every stage script needs: its params section, a scratch workspace named by a fingerprint, a progress bar, and a clean failure.
+"""What every stage script needs: its params section, a scratch workspace named by a fingerprint, a
+progress bar, and a clean failure.
 
-Stages are started by DVC in the project's root. They know the params file, the folders and the terminal; the library knows none of these.
+Stages are started by DVC in the project's root. They know the params file, the folders and the
+terminal; the library knows none of these.
 """
 
 import argparse
@@ -40,7 +42,9 @@ Section = TypeVar("Section")
 CODE = Path(__file__).resolve().parents[1]
 ROOT = Path(os.environ.get("DVC_ROOT", ".")).resolve()
 DATA, REPORTS = ROOT / "data", ROOT / "reports"
-CHECKPOINTS, ROLLOUTS, TASKS, TRACES, EVALS = (DATA / n for n in ("checkpoints", "rollouts", "tasks", "traces", "evals"))
+CHECKPOINTS, ROLLOUTS, TASKS, TRACES, EVALS = (
+    DATA / n for n in ("checkpoints", "rollouts", "tasks", "traces", "evals")
+)
 SCRATCH = DATA / "scratch"
 
 _PROCESS = os.getpid()
@@ -52,14 +56,19 @@ _locks: dict[Path, int] = {}
 def load(*, ranks: bool = False) -> Params:
     """The params file of this workspace, with torch set to its thread count.
 
-    ranks: whether the stage's work is shared by several processes where the params say so (`launch`). This process then becomes their
-    launcher, which runs the same command line once for each of them, or, where a launcher has started it, one of the ranks.
+    ranks: whether the stage's work is shared by several processes where the params say so
+    (`launch`). This process then becomes their launcher, which runs the same command line once for
+    each of them, or, where a launcher has started it, one of the ranks.
     """
     import torch  # stages that compute nothing with it read the file themselves and start seconds sooner
 
     params = load_params(ROOT / "params.yaml")
     torch.set_num_threads(params.threads)
-    if ranks and not distributed.launched() and (params.launch.ranks > 1 or params.launch.hosts or params.launch.zero):
+    if (
+        ranks
+        and not distributed.launched()
+        and (params.launch.ranks > 1 or params.launch.hosts or params.launch.zero)
+    ):
         _launch(params.launch)
     if ranks:
         distributed.join()
@@ -75,8 +84,13 @@ def held_out(tasks: Sequence[Task], where: str) -> list[Task]:
     """The test split. Raises DataError if it is empty."""
     test = [task for task in tasks if task.split == "test"]
     if not test:
-        raise DataError("a task set has no held-out problem", where=where, got=f"{len(tasks)} tasks", wanted="a test split",
-                        do="raise num_test of the set, or give its file more prompts")  # fmt: skip
+        raise DataError(
+            "a task set has no held-out problem",
+            where=where,
+            got=f"{len(tasks)} tasks",
+            wanted="a test split",
+            do="raise num_test of the set, or give its file more prompts",
+        )
     return test
 
 
@@ -88,7 +102,9 @@ def task_files(names: Iterable[str]) -> dict[str, Path]:
 def section(sections: Mapping[str, Section], kind: str, name: str) -> Section:
     """The params section of one stage of a kind."""
     if name not in sections:
-        raise ParamsError(f"no {kind} of this name", where="params.yaml", got=name, wanted=", ".join(sections))
+        raise ParamsError(
+            f"no {kind} of this name", where="params.yaml", got=name, wanted=", ".join(sections)
+        )
     return sections[name]
 
 
@@ -103,12 +119,16 @@ def training_outputs(stage: str) -> dict[str, Path]:
 
 def write_curve(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Rows of one kind as tab-separated values, for DVC plots and the report."""
-    lines = ["\t".join(rows[0])] + ["\t".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()) for row in rows]
+    lines = ["\t".join(rows[0])] + [
+        "\t".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values())
+        for row in rows
+    ]
     write_text(path, "\n".join(lines) + "\n")
 
 
 def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) -> Workspace:
-    """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are removed.
+    """The scratch workspace of a stage; other fingerprints' leftovers of the same stage are
+    removed.
 
     Raises DataError while another process works on the same stage.
     """
@@ -117,7 +137,9 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
         distributed.wait_for_all()  # until the first rank has cleared and locked the place
         return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
     for other in SCRATCH.glob(f"{stage}-*"):
-        if other.name != name and re.fullmatch(re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name):
+        if other.name != name and re.fullmatch(
+            re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name
+        ):
             _lock(other, stage)
             shutil.rmtree(other)
     (SCRATCH / name).mkdir(parents=True, exist_ok=True)
@@ -127,9 +149,11 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
 
 
 def measure(stage: str, *models: object) -> None:
-    """Counts the passes of these models from now on; logs/measured/<stage>.json holds them, with the peak of memory, when the stage ends.
+    """Counts the passes of these models from now on; logs/measured/<stage>.json holds them, with
+    the peak of memory, when the stage ends.
 
-    Of a stage that was resumed they are those of its last process. They are no output: two runs differ in them.
+    Of a stage that was resumed they are those of its last process. They are no output: two runs
+    differ in them.
     """
     from tracerl.models.cost import Meter
     from tracerl.models.transformer import Transformer
@@ -142,17 +166,28 @@ def measure(stage: str, *models: object) -> None:
 
 
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
-    """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds elsewhere.
+    """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds
+    elsewhere.
 
-    To be called after the work that it shows is saved: it raises KeyboardInterrupt once a signal has asked the stage to end. Of several
-    ranks the first one shows.
+    To be called after the work that it shows is saved: it raises KeyboardInterrupt once a signal
+    has asked the stage to end. Of several ranks the first one shows.
     """
     live = sys.stderr.isatty()
-    bar = tqdm(desc=stage, unit=unit, mininterval=0.5 if live else 10, dynamic_ncols=live, disable=not distributed.is_first())
+    bar = tqdm(
+        desc=stage,
+        unit=unit,
+        mininterval=0.5 if live else 10,
+        dynamic_ncols=live,
+        disable=not distributed.is_first(),
+    )
 
     def show(done: int, total: int, text: str = "") -> None:
         if bar.total is None:
-            bar.total, bar.initial, bar.n = total, done - 1, done - 1  # a resumed stage starts where it was
+            bar.total, bar.initial, bar.n = (
+                total,
+                done - 1,
+                done - 1,
+            )  # a resumed stage starts where it was
         bar.set_postfix_str(text, refresh=False)
         bar.update(done - bar.n)
         if done >= total:
@@ -164,11 +199,15 @@ def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
 
 
 def run(main: Callable[..., None], description: str, *argument: str) -> None:
-    """Runs a stage with its one positional argument, if it has one; an error of ours ends it with its message, not a traceback.
+    """Runs a stage with its one positional argument, if it has one; an error of ours ends it with
+    its message, not a traceback.
 
-    The first SIGINT or SIGTERM lets it finish and save the unit of work it is in, the second ends it at once; both leave it resumable.
+    The first SIGINT or SIGTERM lets it finish and save the unit of work it is in, the second ends
+    it at once; both leave it resumable.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in argument:
         parser.add_argument(name)
     arguments = vars(parser.parse_args())
@@ -179,39 +218,71 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
         if distributed.is_first():
             _write_measured()
     except KeyboardInterrupt as stopped:
-        sys.exit(f"stopped: {stopped}; the same command continues from what is saved" if distributed.is_first() else 1)
+        sys.exit(
+            f"stopped: {stopped}; the same command continues from what is saved"
+            if distributed.is_first()
+            else 1
+        )
     except TracerlError as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:
         if not distributed.is_loss_of_others(error):
             raise
-        sys.exit(f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})")
+        sys.exit(
+            f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})"
+        )
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        sys.exit(f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again")
+        sys.exit(
+            f"error: the disk is full\n  where: {error.filename or DATA}\n  what to do: free space and run the same command again"
+        )
 
 
 def _write_measured() -> None:
     for stage, (meter, device) in _meters.items():
         from tracerl.models.cost import peak_memory
 
-        write_json(ROOT / "logs" / "measured" / f"{stage}.json", {"peak_bytes": peak_memory(device), **asdict(meter)})
+        write_json(
+            ROOT / "logs" / "measured" / f"{stage}.json",
+            {"peak_bytes": peak_memory(device), **asdict(meter)},
+        )
 
 
 def _launch(launch: Launch) -> None:
-    """Becomes torchrun for this command line; with other hosts, starts it there too and ends with the one here."""
+    """Becomes torchrun for this command line; with other hosts, starts it there too and ends with
+    the one here."""
     stage = ["-m", f"stages.{Path(sys.argv[0]).stem}", *sys.argv[1:]]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(launch.ranks)]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(launch.ranks),
+    ]
     if len(launch.hosts) < 2:
         os.execv(sys.executable, [*torchrun, "--standalone", *stage])
     meeting = f"{launch.hosts[0]}:{launch.port}"
-    torchrun += ["--nnodes", str(len(launch.hosts)), "--rdzv-backend", "c10d", "--rdzv-id", "-".join(stage[1:]), "--rdzv-endpoint", meeting]
+    torchrun += [
+        "--nnodes",
+        str(len(launch.hosts)),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "-".join(stage[1:]),
+        "--rdzv-endpoint",
+        meeting,
+    ]
     names = ("DVC_ROOT", "PYTHONPATH", "OMP_NUM_THREADS")
     settings = [f"{name}={os.environ[name]}" for name in names if name in os.environ]
-    there = f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*settings, *torchrun, *stage])}"
+    there = (
+        f"cd {shlex.quote(os.getcwd())} && exec env {shlex.join([*settings, *torchrun, *stage])}"
+    )
     # A terminal of their own: what runs there ends with the connection.
-    others = [subprocess.Popen(["ssh", "-tt", host, there], stdin=subprocess.DEVNULL) for host in launch.hosts[1:]]
+    others = [
+        subprocess.Popen(["ssh", "-tt", host, there], stdin=subprocess.DEVNULL)
+        for host in launch.hosts[1:]
+    ]
     here = subprocess.Popen([*torchrun, *stage])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: here.send_signal(number))
@@ -225,10 +296,15 @@ def _ask_to_stop(number: int, _: object) -> None:
     global _stop_asked
     for again in (signal.SIGINT, signal.SIGTERM):
         signal.signal(again, signal.SIG_DFL)
-    if os.getpid() != _PROCESS:  # a forked child, which has nothing to save and whose parent expects it to end
+    if (
+        os.getpid() != _PROCESS
+    ):  # a forked child, which has nothing to save and whose parent expects it to end
         os.kill(os.getpid(), number)
     _stop_asked = True
-    os.write(2, f"{signal.Signals(number).name}: stopping when this unit of work is saved; once more ends it at once\n".encode())
+    os.write(
+        2,
+        f"{signal.Signals(number).name}: stopping when this unit of work is saved; once more ends it at once\n".encode(),
+    )
 
 
 def _lock(directory: Path, stage: str) -> None:
@@ -240,16 +316,30 @@ def _lock(directory: Path, stage: str) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise DataError("the stage is being run by another process", where=str(directory), got=stage,
-                        do="let it finish or stop it, then run the same command again") from None  # fmt: skip
+        raise DataError(
+            "the stage is being run by another process",
+            where=str(directory),
+            got=stage,
+            do="let it finish or stop it, then run the same command again",
+        ) from None
     _locks[directory] = descriptor
 
 
 def _fingerprint(params: Params, sections: Sequence[Any], inputs: Sequence[Path]) -> str:
-    """Of everything a stage's result depends on: its params, seed, threads, torch's version, its inputs' bytes and the library's code."""
+    """Of everything a stage's result depends on: its params, seed, threads, torch's version, its
+    inputs' bytes and the library's code."""
     judging = params.verification.model_dump(exclude={"num_workers"})
-    common = [params.seed, params.threads, params.truncated_is_wrong, params.compute.model_dump(), judging, version("torch")]
-    digest = hashlib.sha256(json.dumps([[part.model_dump() for part in sections], *common]).encode())
+    common = [
+        params.seed,
+        params.threads,
+        params.truncated_is_wrong,
+        params.compute.model_dump(),
+        judging,
+        version("torch"),
+    ]
+    digest = hashlib.sha256(
+        json.dumps([[part.model_dump() for part in sections], *common]).encode()
+    )
     for folder in (CODE / "src", CODE / "stages", *inputs):
         pattern = "*.py" if folder.parent == CODE else "*"
         for file in [folder] if folder.is_file() else sorted(folder.rglob(pattern)):

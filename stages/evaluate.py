@@ -1,4 +1,5 @@
-"""One row of the evaluation matrix, evaluate.<name> in the params: every response in data/evals/<name>, figures in reports/metrics.
+"""One row of the evaluation matrix, evaluate.<name> in the params: every response in
+data/evals/<name>, figures in reports/metrics.
 
 Example: python -m stages.evaluate sft-short
 """
@@ -30,7 +31,10 @@ def main(name: str) -> None:
     context.measure(stage, model)
     policy = policy_hash(model)
     fitting, dropped = fitting_tasks(files, tokenizer, one.sampler, stage)
-    problems = {task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems] for task_set, pool in fitting.items()}
+    problems = {
+        task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems]
+        for task_set, pool in fitting.items()
+    }
     show, done = context.progress(stage, "response"), 0
     total = common.num_samples * len(common.remasking) * sum(map(len, problems.values()))
     rows = []
@@ -42,25 +46,57 @@ def main(name: str) -> None:
             path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
             if not path.is_file():
                 batch = tasks[first : first + common.batch_size]
-                write_rollouts(path, judged_table(respond(model, tokenizer, batch, common.num_samples, sampler, occasion)))
+                write_rollouts(
+                    path,
+                    judged_table(
+                        respond(model, tokenizer, batch, common.num_samples, sampler, occasion)
+                    ),
+                )
             parts.append(read_rollouts(path))
             done += parts[-1].num_rows
             show(done, total, f"{task_set} {mode}")
         figures = summarise(pa.concat_tables(parts), common.bootstrap, params.seed)
-        place = {"checkpoint": one.checkpoint, "benchmark": task_set, "remasking": mode, "block_size": sampler.block_size}
+        place = {
+            "checkpoint": one.checkpoint,
+            "benchmark": task_set,
+            "remasking": mode,
+            "block_size": sampler.block_size,
+        }
         rows.append({**place, **figures})
     if not distributed.is_first():
         return
     # DVC's metrics show and diff read numbers below names; the report reads the rows.
-    accuracy = {task_set: {row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set} for task_set in problems}
+    accuracy = {
+        task_set: {
+            row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set
+        }
+        for task_set in problems
+    }
     kinds = {task.kind for tasks in problems.values() for task in tasks}
-    settings = {**one.sampler.model_dump(exclude={"remasking"}), "seed": params.seed, "policy_hash": policy,
-                "num_samples": common.num_samples, "truncated_is_wrong": params.truncated_is_wrong, "chat_template": tokenizer.template,
-                "judged_by": provenance(kinds), "tasks_sha256": {name: file_sha256(path) for name, path in files.items()}}  # fmt: skip
-    metrics = {"accuracy": accuracy, "rows": rows, "settings": settings, "dropped_prompt_too_long": dropped}
+    settings = {
+        **one.sampler.model_dump(exclude={"remasking"}),
+        "seed": params.seed,
+        "policy_hash": policy,
+        "num_samples": common.num_samples,
+        "truncated_is_wrong": params.truncated_is_wrong,
+        "chat_template": tokenizer.template,
+        "judged_by": provenance(kinds),
+        "tasks_sha256": {name: file_sha256(path) for name, path in files.items()},
+    }
+    metrics = {
+        "accuracy": accuracy,
+        "rows": rows,
+        "settings": settings,
+        "dropped_prompt_too_long": dropped,
+    }
     seal(space.directory / "rows")
     write_json(space.directory / "metrics.json", metrics)
-    space.publish({"rows": context.EVALS / name, "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json"})
+    space.publish(
+        {
+            "rows": context.EVALS / name,
+            "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json",
+        }
+    )
 
 
 if __name__ == "__main__":

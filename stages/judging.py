@@ -1,4 +1,5 @@
-"""What the stages that judge share: the verifiers' processes, and the judges of the params with their keys from the environment."""
+"""What the stages that judge share: the verifiers' processes, and the judges of the params with
+their keys from the environment."""
 
 import os
 
@@ -12,7 +13,8 @@ _made: dict[str, Judge] = {}
 
 
 def prepare(params: Params) -> None:
-    """Tells the verifiers their limits and the judge of verification.judge, which is made when it is first needed."""
+    """Tells the verifiers their limits and the judge of verification.judge, which is made when it
+    is first needed."""
     configure(params.verification, lambda: judge(params, str(params.verification.judge)))
 
 
@@ -20,12 +22,19 @@ def judge(params: Params, name: str) -> Judge:
     """The judge of this name in verification.judges, one for all who ask for it."""
     settings = context.section(params.verification.judges or {}, "judge", name)
     if name not in _made:
-        key = os.environ.get(settings.api_key_variable) if settings.api_key_variable is not None else None
+        key = (
+            os.environ.get(settings.api_key_variable)
+            if settings.api_key_variable is not None
+            else None
+        )
         _made[name] = make_judge(name, settings, context.ROOT, params.compute, key)
     return _made[name]
 
 
 def asked(params: Params, settings: RlRound) -> tuple[str, ...]:
-    """Names of the judges that a round asks beside the verdicts: for a part of its reward, and for steps."""
+    """Names of the judges that a round asks beside the verdicts: for a part of its reward, and for
+    steps."""
     part = [str(params.verification.judge)] if "judge" in settings.reward else []
-    return tuple(dict.fromkeys([*part, *([settings.process.judge] if settings.process is not None else [])]))
+    return tuple(
+        dict.fromkeys([*part, *([settings.process.judge] if settings.process is not None else [])])
+    )

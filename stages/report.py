@@ -1,4 +1,5 @@
-"""Writes the result table reports/metrics/summary.json, the report reports/report.html and the trace viewer reports/traces.html.
+"""Writes the result table reports/metrics/summary.json, the report reports/report.html and the
+trace viewer reports/traces.html.
 
 Example: python -m stages.report
 """
@@ -23,15 +24,26 @@ def main() -> None:
     tokenizer = load_tokenizer(context.CHECKPOINTS / "base", None)
     connection = connect(context.ROOT)
     page = render_report(params, rows, context.ROOT, connection, tokenizer, _commit())
-    responses = [one for name in params.rl for one in _before_and_after(connection, name, params.report.num_played)]
-    viewer = render_viewer(responses, tokenizer, "Held-out responses of each round: before it, and after its last iteration")
+    responses = [
+        one
+        for name in params.rl
+        for one in _before_and_after(connection, name, params.report.num_played)
+    ]
+    viewer = render_viewer(
+        responses,
+        tokenizer,
+        "Held-out responses of each round: before it, and after its last iteration",
+    )
     write_json(context.REPORTS / "metrics" / "summary.json", {"rows": rows})
     write_text(context.REPORTS / "report.html", page)
     write_text(context.REPORTS / "traces.html", viewer)
 
 
-def _before_and_after(connection: duckdb.DuckDBPyConnection, name: str, count: int) -> list[Response]:
-    """Held-out responses of a round's last measurement, each beside that of iteration 0; none if the round stored none."""
+def _before_and_after(
+    connection: duckdb.DuckDBPyConnection, name: str, count: int
+) -> list[Response]:
+    """Held-out responses of a round's last measurement, each beside that of iteration 0; none if
+    the round stored none."""
     held_out = f"starts_with(stage, 'rl@{name}/held-out')"
     last = f"{held_out} AND iteration = (SELECT max(iteration) FROM rollouts WHERE {held_out})"
     if not answer(connection, f"SELECT 1 FROM rollouts WHERE {held_out} LIMIT 1").num_rows:
@@ -41,7 +53,9 @@ def _before_and_after(connection: duckdb.DuckDBPyConnection, name: str, count: i
 
 def _commit() -> str:
     """The commit that is checked out; "" outside of git."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=context.ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=context.ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 

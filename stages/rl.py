@@ -1,4 +1,5 @@
-"""One round of TraceRL, rl.<name> in the params: data/checkpoints/rl@<name> and every response in data/rollouts/rl@<name>.
+"""One round of TraceRL, rl.<name> in the params: data/checkpoints/rl@<name> and every response in
+data/rollouts/rl@<name>.
 
 Example: python -m stages.rl short
 """
@@ -26,23 +27,51 @@ def main(name: str) -> None:
     params = context.load(ranks=True)
     judging.prepare(params)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
-    process = ProcessSide(judging.judge(params, settings.process.judge), settings.process) if settings.process is not None else None
-    asked, drawn = settings.held_out.tasks or list(settings.tasks), dict.fromkeys(t for one in settings.stretches for t in one.tasks)
+    process = (
+        ProcessSide(judging.judge(params, settings.process.judge), settings.process)
+        if settings.process is not None
+        else None
+    )
+    asked, drawn = (
+        settings.held_out.tasks or list(settings.tasks),
+        dict.fromkeys(t for one in settings.stretches for t in one.tasks),
+    )
     files = context.task_files(dict.fromkeys([*drawn, *asked]))
-    space = context.workspace(stage, params, settings, [context.CHECKPOINTS / settings.init, *files.values()])
+    space = context.workspace(
+        stage, params, settings, [context.CHECKPOINTS / settings.init, *files.values()]
+    )
     model, reference, value_model, tokenizer = models(params, settings, stage)
-    context.measure(stage, model, reference, *([value_model.transformer] if value_model is not None else []))
+    context.measure(
+        stage, model, reference, *([value_model.transformer] if value_model is not None else [])
+    )
     samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
-    tightest = min(samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one)))
+    tightest = min(
+        samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one))
+    )
     tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)
     train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
-    test = {task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
+    test = {
+        task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked
+    }
     show = context.progress(stage, "iteration")
     judges = judging.asked(params, settings)
     curves = train_rl(
-        model, reference, value_model, tokenizer, train, test, settings, params.truncated_is_wrong, params.seed, stage, space, show,
-        params.launch, process, judges,
-    )  # fmt: skip
+        model,
+        reference,
+        value_model,
+        tokenizer,
+        train,
+        test,
+        settings,
+        params.truncated_is_wrong,
+        params.seed,
+        stage,
+        space,
+        show,
+        params.launch,
+        process,
+        judges,
+    )
     if not distributed.is_first():
         return
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
@@ -51,7 +80,10 @@ def main(name: str) -> None:
     context.write_curve(space.directory / "curve.tsv", curves["train"])
     context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
     seal(space.directory / ROLLOUTS)
-    write_json(space.directory / "metrics.json", {"policy_hash": policy_hash(model), **figures(curves, settings, dropped)})
+    write_json(
+        space.directory / "metrics.json",
+        {"policy_hash": policy_hash(model), **figures(curves, settings, dropped)},
+    )
     space.publish(
         {
             ROLLOUTS: context.ROLLOUTS / stage,
@@ -61,12 +93,16 @@ def main(name: str) -> None:
     )
 
 
-def models(params: Params, settings: RlRound, stage: str) -> tuple[Transformer, Transformer | None, ValueModel | None, Tokenizer]:
+def models(
+    params: Params, settings: RlRound, stage: str
+) -> tuple[Transformer, Transformer | None, ValueModel | None, Tokenizer]:
     """What a round trains, the policy that its KL is held to, its value model, the tokenizer."""
     start = context.CHECKPOINTS / settings.init
 
     def initial() -> tuple[Transformer, Tokenizer]:
-        model, tokenizer = load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+        model, tokenizer = load_for_training(
+            start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
+        )
         if any(one.sampler.order_score == "module" for one in settings.stretches):
             fit_order_module(model, generator_for(params.seed, stage, "order"))
         return model, tokenizer
@@ -75,20 +111,37 @@ def models(params: Params, settings: RlRound, stage: str) -> tuple[Transformer, 
     reference = initial()[0] if settings.kl_to != "iteration" else None
     value_model = None
     if settings.value is not None:
-        value_model = load_value_model(model, start) if settings.value.start == "parent" else ValueModel(model)
+        value_model = (
+            load_value_model(model, start)
+            if settings.value.start == "parent"
+            else ValueModel(model)
+        )
     return model, reference, value_model, tokenizer
 
 
-def figures(curves: dict[str, list[dict[str, Any]]], settings: RlRound, dropped: dict[str, int]) -> dict[str, Any]:
-    """What the metrics say of a round: how much it sampled, and how it answered held-out problems before and after."""
-    first, last = ({row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i} for i in (0, settings.iterations))
+def figures(
+    curves: dict[str, list[dict[str, Any]]], settings: RlRound, dropped: dict[str, int]
+) -> dict[str, Any]:
+    """What the metrics say of a round: how much it sampled, and how it answered held-out problems
+    before and after."""
+    first, last = (
+        {row["remasking"]: row for row in curves["held_out"] if row["iteration"] == i}
+        for i in (0, settings.iterations)
+    )
     return {
         "iterations": settings.iterations,
-        **({} if settings.phases is None else {"phases": Counter(row["phase"] for row in curves["train"])}),
+        **(
+            {}
+            if settings.phases is None
+            else {"phases": Counter(row["phase"] for row in curves["train"])}
+        ),
         "responses": sum(row["sampled_groups"] for row in curves["train"]) * settings.group_size,
         "dropped_prompt_too_long": dropped,
         "held_out": {
-            mode: {name: {"before": first[mode][name], "after": last[mode][name]} for name in ("accuracy", "tokens_per_step")}
+            mode: {
+                name: {"before": first[mode][name], "after": last[mode][name]}
+                for name in ("accuracy", "tokens_per_step")
+            }
             for mode in last
         },
     }

@@ -27,7 +27,9 @@ def main(name: str) -> None:
     stage = f"sft@{name}"
 
     def initial(params: Params) -> tuple[Transformer, Tokenizer]:
-        return load_for_training(start, params.compute, settings.lora, generator_for(params.seed, stage, "lora"))
+        return load_for_training(
+            start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
+        )
 
     train_and_publish(stage, params, settings, settings, settings.data, initial, start)
 
@@ -41,14 +43,27 @@ def train_and_publish(
     initial: Callable[[Params], tuple[Transformer, Tokenizer]],
     *inputs: Path,
 ) -> None:
-    """Trains from `initial` on `data` ("tasks" or "traces") and publishes checkpoint, curve and metrics of `stage`."""
+    """Trains from `initial` on `data` ("tasks" or "traces") and publishes checkpoint, curve and
+    metrics of `stage`."""
     files = {task_set: context.DATA / data / f"{task_set}.parquet" for task_set in settings.tasks}
     space = context.workspace(stage, params, section, [*files.values(), *inputs])
     model, tokenizer = initial(params)
     context.measure(stage, model)
     read = worked_solutions if data == "tasks" else verified_traces
-    examples, dropped = check_lengths({name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage)
-    curve = train_sft(model, tokenizer, examples, settings, params.seed, stage, space, context.progress(stage, "step"), params.launch)
+    examples, dropped = check_lengths(
+        {name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage
+    )
+    curve = train_sft(
+        model,
+        tokenizer,
+        examples,
+        settings,
+        params.seed,
+        stage,
+        space,
+        context.progress(stage, "step"),
+        params.launch,
+    )
     if not distributed.is_first():
         return
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
@@ -66,7 +81,11 @@ def train_and_publish(
 
 def worked_solutions(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
     """The worked solutions of a task file's train split."""
-    return [worked_trajectory(task, tokenizer) for task in read_tasks(path) if task.split == "train" and task.solution]
+    return [
+        worked_trajectory(task, tokenizer)
+        for task in read_tasks(path)
+        if task.split == "train" and task.solution
+    ]
 
 
 def verified_traces(path: Path, _: Tokenizer) -> list[Trajectory]:

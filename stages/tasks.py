@@ -18,10 +18,14 @@ def main() -> None:
     counts = {}
     for name, tasks in sets.items():
         write_tasks(space.directory / "tasks" / f"{name}.parquet", tasks)
-        counts[name] = {split: sum(task.split == split for task in tasks) for split in ("train", "test")}
+        counts[name] = {
+            split: sum(task.split == split for task in tasks) for split in ("train", "test")
+        }
     seal(space.directory / "tasks")
     write_json(space.directory / "metrics.json", counts)
-    space.publish({"tasks": context.TASKS, "metrics.json": context.REPORTS / "metrics" / "tasks.json"})
+    space.publish(
+        {"tasks": context.TASKS, "metrics.json": context.REPORTS / "metrics" / "tasks.json"}
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Collects traces for SFT with traces.checkpoint: data/traces/<set>.parquet.
 
-Known solutions in the model's own preferred order, and the model's own responses (SFT takes the correct ones).
+Known solutions in the model's own preferred order, and the model's own responses (SFT takes the
+correct ones).
 
 Example: python -m stages.traces
 """
@@ -41,10 +42,21 @@ def main() -> None:
         path = space.directory / "traces" / f"{name}.parquet"
         train = context.trainable(tasks[name])
         solved = [task for task in train if task.solution][: settings.preferred.get(name, 0)]
-        unseen = train[max(0, len(train) - settings.rollouts.get(name, 0)) :]  # from the other end of the set
+        unseen = train[
+            max(0, len(train) - settings.rollouts.get(name, 0)) :
+        ]  # from the other end of the set
         if not path.is_file():
-            preferred = preferred_solutions(model, tokenizer, solved, settings, replace(occasion, stage="traces/preferred"), on_done)
-            own = respond(model, tokenizer, unseen, settings.group_size, settings.sampler, occasion, on_done)
+            preferred = preferred_solutions(
+                model,
+                tokenizer,
+                solved,
+                settings,
+                replace(occasion, stage="traces/preferred"),
+                on_done,
+            )
+            own = respond(
+                model, tokenizer, unseen, settings.group_size, settings.sampler, occasion, on_done
+            )
             write_rollouts(path, judged_table([*preferred, *own]))
         table = read_rollouts(path)
         counts[name] = {
@@ -56,8 +68,12 @@ def main() -> None:
     if not distributed.is_first():
         return
     seal(space.directory / "traces")
-    write_json(space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash})
-    space.publish({"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"})
+    write_json(
+        space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash}
+    )
+    space.publish(
+        {"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"}
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Holds one data set to its suite of expectations: reports/validation/<dataset>.json and .html, and, if it passes, <dataset>.passed.
+"""Holds one data set to its suite of expectations: reports/validation/<dataset>.json and .html,
+and, if it passes, <dataset>.passed.
 
-Later stages depend on the last of these, which names the checksums of the data that passed: nothing reads a data set that did not. What
-fails is named with counts and first rows, and stops the pipeline. Drift against reports/baseline.json is a warning.
+Later stages depend on the last of these, which names the checksums of the data that passed: nothing
+reads a data set that did not. What fails is named with counts and first rows, and stops the
+pipeline. Drift against reports/baseline.json is a warning.
 
 Example: python -m stages.validate rollouts
 """
@@ -27,10 +29,17 @@ def main(dataset: str) -> None:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     if dataset not in DATASETS:
         raise DataError("no data set of this name", got=dataset, wanted=", ".join(DATASETS))
-    bounds, target = load_params(context.ROOT / "params.yaml").validation, context.REPORTS / "validation"
-    evidence = gather(context.ROOT, dataset, vocabulary_size(context.ROOT), _baseline().get(dataset, {}))
+    bounds, target = (
+        load_params(context.ROOT / "params.yaml").validation,
+        context.REPORTS / "validation",
+    )
+    evidence = gather(
+        context.ROOT, dataset, vocabulary_size(context.ROOT), _baseline().get(dataset, {})
+    )
     outcomes = judge(evidence, bounds)
-    failed = [outcome for outcome in outcomes if not outcome.success and outcome.severity == "critical"]
+    failed = [
+        outcome for outcome in outcomes if not outcome.success and outcome.severity == "critical"
+    ]
     result = {
         "dataset": dataset,
         "success": not failed,
@@ -44,11 +53,19 @@ def main(dataset: str) -> None:
     passed.unlink(missing_ok=True)
     for outcome in outcomes:
         if not outcome.success:
-            print(f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first {', '.join(outcome.first)}", file=sys.stderr)
+            print(
+                f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first {', '.join(outcome.first)}",
+                file=sys.stderr,
+            )
     if failed:
         names = ", ".join(outcome.name for outcome in failed)
-        raise DataError("a data set does not hold what it must", where=f"data/{dataset}", got=names, wanted="no critical failure",
-                        do=f"look at {target / dataset}.html; correct the data, or the bounds under validation in params.yaml")  # fmt: skip
+        raise DataError(
+            "a data set does not hold what it must",
+            where=f"data/{dataset}",
+            got=names,
+            wanted="no critical failure",
+            do=f"look at {target / dataset}.html; correct the data, or the bounds under validation in params.yaml",
+        )
     write_text(passed, _checksums(dataset))
 
 
@@ -67,8 +84,12 @@ def _baseline() -> dict[str, Any]:
         figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return figures
     except ValueError as error:
-        raise DataError("the accepted run's figures are damaged", where=str(path), got=error,
-                        do="write them again with `tracerl data accept`") from error  # fmt: skip
+        raise DataError(
+            "the accepted run's figures are damaged",
+            where=str(path),
+            got=error,
+            do="write them again with `tracerl data accept`",
+        ) from error
 
 
 if __name__ == "__main__":

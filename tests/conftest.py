@@ -1,4 +1,5 @@
-"""Order of the suite: files that take minutes go first, so that no worker is left alone with one of them at the end."""
+"""Order of the suite: files that take minutes go first, so that no worker is left alone with one of
+them at the end."""
 
 import pytest
 

@@ -11,9 +11,27 @@ from tests.tiny_run import ROOT
 
 # Picture -> page, width, height, dark, and what is done in the page before it is taken.
 PICTURES = {
-    "report-light": ("report.html", 1280, 900, False, "document.getElementById('won').scrollIntoView()"),
-    "report-dark": ("report.html", 1280, 900, True, "document.querySelectorAll('#curves h3')[2].scrollIntoView()"),
-    "report-phone": ("report.html", 390, 844, False, "document.getElementById('provenance').scrollIntoView()"),
+    "report-light": (
+        "report.html",
+        1280,
+        900,
+        False,
+        "document.getElementById('won').scrollIntoView()",
+    ),
+    "report-dark": (
+        "report.html",
+        1280,
+        900,
+        True,
+        "document.querySelectorAll('#curves h3')[2].scrollIntoView()",
+    ),
+    "report-phone": (
+        "report.html",
+        390,
+        844,
+        False,
+        "document.getElementById('provenance').scrollIntoView()",
+    ),
     "validation-light": ("validation/rollouts.html", 1280, 900, False, ""),
     "viewer-light": ("traces.html", 1280, 800, False, "go(4)"),
     "viewer-dark": ("traces.html", 1280, 800, True, "go(6)"),

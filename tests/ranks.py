@@ -1,4 +1,5 @@
-"""What tests/test_distributed.py runs on every rank: python -m tests.ranks FOLDER. The first rank writes what came of it.
+"""What tests/test_distributed.py runs on every rank: python -m tests.ranks FOLDER. The first rank
+writes what came of it.
 
 `round_of_rl` is also what the test runs alone, for comparison.
 """
@@ -29,8 +30,23 @@ from tracerl.training import rl, sharded
 from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task
 
-OPTIMIZER = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1, "clip_norm": 0.5, "warmup": 0, "decay": 0.0}
-CRITIC = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 10.0, "every": 1, "updates": 2, "optimizer": OPTIMIZER}
+OPTIMIZER = {
+    "lr": 0.01,
+    "betas": [0.9, 0.99],
+    "weight_decay": 0.1,
+    "clip_norm": 0.5,
+    "warmup": 0,
+    "decay": 0.0,
+}
+CRITIC = {
+    "start": "policy",
+    "discount": 1.0,
+    "trace": 1.0,
+    "clip": 10.0,
+    "every": 1,
+    "updates": 2,
+    "optimizer": OPTIMIZER,
+}
 Zero = Literal[0, 1, 2, 3]
 
 
@@ -70,24 +86,75 @@ def paid(rollouts: list[Rollout]) -> list[Rollout]:
     """Right or wrong by their tokens, so that there is something to learn."""
     rewards = [float(r.trajectory.response_ids.sum() % 3 == 0) for r in rollouts]
     said = ["correct" if x else "wrong" for x in rewards]
-    return [replace(r, reward=x, reward_parts={"correct": x}, verdict=v) for r, x, v in zip(rollouts, rewards, said, strict=True)]
+    return [
+        replace(r, reward=x, reward_parts={"correct": x}, verdict=v)
+        for r, x, v in zip(rollouts, rewards, said, strict=True)
+    ]
 
 
 def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> dict[str, Any]:
-    """Three iterations with a value model, three groups of three (nine rows for two ranks), and micro-batches of a response or two."""
+    """Three iterations with a value model, three groups of three (nine rows for two ranks), and
+    micro-batches of a response or two."""
     tokenizer = character_tokenizer()
-    shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
-    held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
-    few = {"groups": 3, "group_size": 3, "min_groups": 1, "max_sampled_groups": 3, "pass_rate": [0.0, 1.0], "micro_batch_tokens": 30}
-    settings = round_of("tracerl", {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 6}, advantages="gae",
-                        value=CRITIC, train_block_size=2, tasks={"set": 1.0}, held_out=held_out, iterations=3,
-                        optimizer=OPTIMIZER, **few)  # fmt: skip
-    tasks = [Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "") for i in range(4) for split in ("train", "test")]
-    by_split = {split: {"set": [task for task in tasks if task.split == split]} for split in ("train", "test")}
-    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval().to(world.dtype)
+    shape = {
+        "vocab_size": tokenizer.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "head_dim": 8,
+    }
+    held_out = {
+        "tasks": None,
+        "every": 4,
+        "num_problems": 1,
+        "bootstrap": 10,
+        "remasking": ["static"],
+    }
+    few = {
+        "groups": 3,
+        "group_size": 3,
+        "min_groups": 1,
+        "max_sampled_groups": 3,
+        "pass_rate": [0.0, 1.0],
+        "micro_batch_tokens": 30,
+    }
+    settings = round_of(
+        "tracerl",
+        {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 6},
+        advantages="gae",
+        value=CRITIC,
+        train_block_size=2,
+        tasks={"set": 1.0},
+        held_out=held_out,
+        iterations=3,
+        optimizer=OPTIMIZER,
+        **few,
+    )
+    tasks = [
+        Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "")
+        for i in range(4)
+        for split in ("train", "test")
+    ]
+    by_split = {
+        split: {"set": [task for task in tasks if task.split == split]}
+        for split in ("train", "test")
+    }
+    model = (
+        new_model(
+            tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape),
+            generator_for(1, "policy"),
+        )
+        .eval()
+        .to(world.dtype)
+    )
     model.checkpoint_layers = world.checkpointed
-    fit_adapters(model, Lora(rank=2, alpha=4.0, dropout=0.0, targets=["q_proj", "v_proj"]) if world.lora else None, folder, "0",
-                 generator_for(1, "lora"))  # fmt: skip
+    fit_adapters(
+        model,
+        Lora(rank=2, alpha=4.0, dropout=0.0, targets=["q_proj", "v_proj"]) if world.lora else None,
+        folder,
+        "0",
+        generator_for(1, "lora"),
+    )
     value = ValueModel(model)
     launch = Launch(ranks=2, hosts=[], port=29400, zero=world.zero, offload=world.offload)
 
@@ -96,14 +163,33 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
             raise StoppedError
 
     respond = responses.respond
-    # So small that ZeRO 3 really takes all parameters apart, and that logits are made in several parts, not as many on every rank.
-    apart, parts = patch.object(sharded, "KEPT_WHOLE", 0), patch.object(transformer, "LOGITS_AT_ONCE", 200)
-    judged = patch.object(rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named)))
+    # So small that ZeRO 3 really takes all parameters apart, and that logits are made in several
+    # parts, not as many on every rank.
+    apart, parts = (
+        patch.object(sharded, "KEPT_WHOLE", 0),
+        patch.object(transformer, "LOGITS_AT_ONCE", 200),
+    )
+    judged = patch.object(
+        rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named))
+    )
     try:
         for one in (judged, apart, parts):
             one.start()
-        curves = rl.train_rl(model, None, value, tokenizer, by_split["train"], by_split["test"], settings, True, 1, "rl@test",
-                             Workspace(folder), progress, launch)  # fmt: skip
+        curves = rl.train_rl(
+            model,
+            None,
+            value,
+            tokenizer,
+            by_split["train"],
+            by_split["test"],
+            settings,
+            True,
+            1,
+            "rl@test",
+            Workspace(folder),
+            progress,
+            launch,
+        )
     except StoppedError:
         return {}
     finally:
@@ -112,20 +198,28 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
     if distributed.is_first():
         models = {"policy": model, "value": value}
         save_file(
-            {f"{n}.{k}": v.contiguous() for n, m in models.items() for k, v in m.state_dict().items()}, folder / "weights.safetensors"
+            {
+                f"{n}.{k}": v.contiguous()
+                for n, m in models.items()
+                for k, v in m.state_dict().items()
+            },
+            folder / "weights.safetensors",
         )
         (folder / "curves.json").write_text(json.dumps(curves))
     return curves
 
 
 def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
-    """What a trainer holds that goes on from a plain one of which a loss had reached one layer of two, and the other no moments."""
+    """What a trainer holds that goes on from a plain one of which a loss had reached one layer of
+    two, and the other no moments."""
 
     settings = round_of("tracerl", optimizer=OPTIMIZER).optimizer
 
     def trainer(launch: Launch | None) -> Trainer[torch.nn.Sequential]:
         torch.manual_seed(1)
-        return Trainer(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)), settings, 9, launch)
+        return Trainer(
+            torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(3, 5)), settings, 9, launch
+        )
 
     plain = trainer(None)
     plain.step([lambda: (plain.parameters["0.weight"] ** 2).sum()])
@@ -133,7 +227,9 @@ def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
         going_on = trainer(Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False))
         going_on.load_state(plain.state())
     loaded = going_on.state()
-    return {f"plain.{k}": v.detach() for k, v in plain.state().items()} | {f"loaded.{k}": v.detach() for k, v in loaded.items()}
+    return {f"plain.{k}": v.detach() for k, v in plain.state().items()} | {
+        f"loaded.{k}": v.detach() for k, v in loaded.items()
+    }
 
 
 def main(folder: Path) -> None:
@@ -147,11 +243,16 @@ def main(folder: Path) -> None:
     for name, world in HALVES.items():
         round_of_rl(folder / f"{name}-stopped", world)
     for name in GROWN:
-        round_of_rl(folder / f"{name}-grown", WORLDS[name])  # goes on from what one process left there
+        round_of_rl(
+            folder / f"{name}-grown", WORLDS[name]
+        )  # goes on from what one process left there
     for zero in (1, 2, 3):
         loaded = half_reached(zero)
         if distributed.is_first():
-            save_file({name: tensor.contiguous() for name, tensor in loaded.items()}, folder / f"half-reached-{zero}.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in loaded.items()},
+                folder / f"half-reached-{zero}.safetensors",
+            )
     every = distributed.gathered(list(range(7))[distributed.own_slice(7)])
     shares = [distributed.share(list(range(n))) for n in (1, 2, 5)]
     texts = distributed.gathered([json.dumps([every, shares])])

@@ -8,7 +8,9 @@ IDENTITY = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "co
 
 def git(folder: Path, *arguments: str) -> str:
     """Output of a git command."""
-    done = subprocess.run(["git", *IDENTITY, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *IDENTITY, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,5 @@
-"""RL rounds for tests: the shipped params with another method, and rounds around a model without a params file or a folder."""
+"""RL rounds for tests: the shipped params with another method, and rounds around a model without a
+params file or a folder."""
 
 import json
 from pathlib import Path
@@ -42,18 +43,34 @@ SERVER: dict[str, Any] = {
     "concurrency": 8,
     "instructions": "",
 }
-OWN_RATIO = {"wd1": "none", "spg": "none", "gdpo": "sequence", "espo": "sequence", "step_merge": "sequence", "mask_aware": "sequence"}
+OWN_RATIO = {
+    "wd1": "none",
+    "spg": "none",
+    "gdpo": "sequence",
+    "espo": "sequence",
+    "step_merge": "sequence",
+    "mask_aware": "sequence",
+}
 
 
 def round_of(method: str, sampler: dict[str, Any] | None = None, **changes: Any) -> RlRound:
     """The shipped round rl.short with this method, its keys, and changes."""
     data = yaml.safe_load(SHIPPED.read_text())["rl"]["short"]
-    data.update(method=method, ratio=OWN_RATIO.get(method, "token"), **{key: METHOD_VALUES[key] for key in METHOD_KEYS[method]})
+    data.update(
+        method=method,
+        ratio=OWN_RATIO.get(method, "token"),
+        **{key: METHOD_VALUES[key] for key in METHOD_KEYS[method]},
+    )
     if method in WHOLE_RESPONSE:
         data.update(kl="k2")
     data.update(changes)
     if method == "mask_aware":
-        sampler = {"remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "max_logit", **(sampler or {})}
+        sampler = {
+            "remasking": "plackett_luce",
+            "order_temperature": 0.5,
+            "order_score": "max_logit",
+            **(sampler or {}),
+        }
     data["sampler"] = {**data["sampler"], **(sampler or {})}
     return RlRound.model_validate_json(json.dumps(data))
 
@@ -65,11 +82,19 @@ class TinyTokenizer:
 
 
 def round_on(
-    model: Transformer, settings: RlRound, folder: Path, reference: Transformer | None = None, value: ValueSide | None = None
+    model: Transformer,
+    settings: RlRound,
+    folder: Path,
+    reference: Transformer | None = None,
+    value: ValueSide | None = None,
 ) -> _Round:
     tokenizer: Any = TinyTokenizer()
-    trainer = Trainer(model, settings.optimizer, settings.iterations * settings.updates * settings.epochs)
-    return _Round(model, trainer, reference, value, tokenizer, settings, True, 1, "rl@test", Workspace(folder))
+    trainer = Trainer(
+        model, settings.optimizer, settings.iterations * settings.updates * settings.epochs
+    )
+    return _Round(
+        model, trainer, reference, value, tokenizer, settings, True, 1, "rl@test", Workspace(folder)
+    )
 
 
 def rollout_of(trajectory: Trajectory, reward: float) -> Rollout:
@@ -78,4 +103,7 @@ def rollout_of(trajectory: Trajectory, reward: float) -> Rollout:
 
 
 def batch_of(trajectories: list[Trajectory], advantages: list[float]) -> Batch:
-    return Batch(trajectories, [np.full(len(t.response_ids), a) for t, a in zip(trajectories, advantages, strict=True)])
+    return Batch(
+        trajectories,
+        [np.full(len(t.response_ids), a) for t, a in zip(trajectories, advantages, strict=True)],
+    )

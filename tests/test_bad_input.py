@@ -1,6 +1,7 @@
 """What can go wrong in a run is told in words, by stage, and nothing that was there before is lost.
 
-Wrong params, task files, checkpoints and Parquet files have their tests beside the modules that read them.
+Wrong params, task files, checkpoints and Parquet files have their tests beside the modules that
+read them.
 """
 
 import json
@@ -45,8 +46,12 @@ def changed(folder: Path, **rl_short: Any) -> dict[str, Any]:
     return params
 
 
-def test_no_usable_group_after_the_cap_stops_with_counts_and_keeps_the_rollouts(folder: Path) -> None:
-    changed(folder, tasks={"arithmetic-long": 1}, pass_rate=[0.2, 0.8], groups=2, max_sampled_groups=3)
+def test_no_usable_group_after_the_cap_stops_with_counts_and_keeps_the_rollouts(
+    folder: Path,
+) -> None:
+    changed(
+        folder, tasks={"arithmetic-long": 1}, pass_rate=[0.2, 0.8], groups=2, max_sampled_groups=3
+    )
     output = fails(folder, "rl", "short")
     assert "too few groups" in output
     assert "0 of 3 sampled groups" in output
@@ -55,7 +60,9 @@ def test_no_usable_group_after_the_cap_stops_with_counts_and_keeps_the_rollouts(
     assert pq.read_table(kept).num_rows == 3 * 4
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_step_and_keeps_the_last_state(folder: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_before_the_step_and_keeps_the_last_state(
+    folder: Path,
+) -> None:
     params = tiny_params()
     params["sft"]["short"].update(data="tasks", objective="random", save_every=1)
     params["sft"]["short"]["optimizer"].update(lr=1e30)
@@ -73,11 +80,22 @@ def test_prompts_over_the_limit_are_left_out_counted_and_reported(folder: Path) 
     params["rl"]["short"]["sampler"] = {**params["rl"]["short"]["sampler"], "max_prompt_tokens": 8}
     write_params(folder, params)
     run_stage(folder, "rl", "short")
-    reported = json.loads((folder / "reports" / "metrics" / "rl@short.json").read_text())["dropped_prompt_too_long"]
-    prompts = pq.read_table(folder / "data" / "tasks" / "arithmetic-short.parquet")["prompt"].to_pylist()
-    assert reported == {"sums-short": 0, "arithmetic-short": sum(len(prompt) > 8 for prompt in prompts)}
+    reported = json.loads((folder / "reports" / "metrics" / "rl@short.json").read_text())[
+        "dropped_prompt_too_long"
+    ]
+    prompts = pq.read_table(folder / "data" / "tasks" / "arithmetic-short.parquet")[
+        "prompt"
+    ].to_pylist()
+    assert reported == {
+        "sums-short": 0,
+        "arithmetic-short": sum(len(prompt) > 8 for prompt in prompts),
+    }
     assert reported["arithmetic-short"] > 0
-    sampled = [p for file in (folder / "data" / "rollouts").rglob("*.parquet") for p in pq.read_table(file)["prompt_ids"].to_pylist()]
+    sampled = [
+        p
+        for file in (folder / "data" / "rollouts").rglob("*.parquet")
+        for p in pq.read_table(file)["prompt_ids"].to_pylist()
+    ]
     assert max(map(len, sampled)) <= 8
 
 
@@ -104,7 +122,10 @@ def test_a_damaged_input_is_named(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "size", "told"),
-    [(("sft", "short"), "100k", "the state could not be saved"), (("evaluate", "sft-short"), "40k", "could not be written")],
+    [
+        (("sft", "short"), "100k", "the state could not be saved"),
+        (("evaluate", "sft-short"), "40k", "could not be written"),
+    ],
 )
 def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
     folder: Path, command: tuple[str, str], size: str, told: str
@@ -112,7 +133,9 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
     usable = [
         words
         for words in NAMESPACES
-        if not subprocess.run([*words, "mount", "-t", "tmpfs", "none", folder], capture_output=True).returncode
+        if not subprocess.run(
+            [*words, "mount", "-t", "tmpfs", "none", folder], capture_output=True
+        ).returncode
     ]
     if not usable:
         assert not os.environ.get("CI"), "no mount namespace can be made here"
@@ -124,7 +147,13 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
     scratch = folder / "data" / "scratch"
     stage = shlex.join([sys.executable, "-m", f"stages.{command[0]}", command[1]])
     script = f"mount -t tmpfs -o size={size} none {shlex.quote(str(scratch))} && exec {stage}"
-    done = subprocess.run([*usable[0], "sh", "-c", script], cwd=ROOT, env=environment(folder), capture_output=True, text=True)
+    done = subprocess.run(
+        [*usable[0], "sh", "-c", script],
+        cwd=ROOT,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr

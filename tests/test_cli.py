@@ -1,4 +1,5 @@
-"""Laws of the command line: results are complete in every format, and what is wrong is said in one message with exit status 1."""
+"""Laws of the command line: results are complete in every format, and what is wrong is said in one
+message with exit status 1."""
 
 import csv
 import io
@@ -41,8 +42,14 @@ def run_folder(tmp_path_factory):
     """A folder with tasks, rollouts and a result table."""
     root = tmp_path_factory.mktemp("run")
     write_tasks(root / "data" / "tasks" / "mixed.parquet", make_tasks())
-    write_rollouts(root / "data" / "rollouts" / "rl@short" / "iter-00001.parquet", rollout_table(make_rollouts("rl@short", 1)))
-    rows = [{column: evaluation_row("rl@short", "mixed", mode, 4)[column] for column in COLUMNS} for mode in ("static", "dynamic")]
+    write_rollouts(
+        root / "data" / "rollouts" / "rl@short" / "iter-00001.parquet",
+        rollout_table(make_rollouts("rl@short", 1)),
+    )
+    rows = [
+        {column: evaluation_row("rl@short", "mixed", mode, 4)[column] for column in COLUMNS}
+        for mode in ("static", "dynamic")
+    ]
     write_json(root / "reports" / "metrics" / "summary.json", {"rows": rows})
     return root
 
@@ -61,8 +68,12 @@ def test_every_format_holds_the_same_rows(kind, run_folder, tmp_path):
     path = tmp_path / f"result.{kind}"
     assert tracerl("sql", QUERY, "--out", str(path), root=run_folder) in (0, None)
     rows = make_rollouts("rl@short", 1)
-    steps = {t.task_id: sum(r.trajectory.num_steps for r in rows if r.task == t) for t in make_tasks()}
-    expected = [{"task_id": t.task_id, "n": 2, "steps": steps[t.task_id], "l": [0, 1]} for t in make_tasks()]
+    steps = {
+        t.task_id: sum(r.trajectory.num_steps for r in rows if r.task == t) for t in make_tasks()
+    }
+    expected = [
+        {"task_id": t.task_id, "n": 2, "steps": steps[t.task_id], "l": [0, 1]} for t in make_tasks()
+    ]
     if kind == "csv":
         found = [
             {**row, "n": int(row["n"]), "steps": int(row["steps"]), "l": json.loads(row["l"])}
@@ -79,7 +90,13 @@ def test_csv_on_standard_output_is_the_same_as_in_a_file(run_folder, capsys):
 
 
 def test_a_number_that_is_none_is_null_in_json(tmp_path, capsys):
-    tracerl("sql", "SELECT 'nan'::DOUBLE AS x, ['inf'::FLOAT] AS y, 1 AS x", "--format", "json", root=tmp_path)
+    tracerl(
+        "sql",
+        "SELECT 'nan'::DOUBLE AS x, ['inf'::FLOAT] AS y, 1 AS x",
+        "--format",
+        "json",
+        root=tmp_path,
+    )
     assert json.loads(capsys.readouterr().out) == [{"x": None, "y": [None], "x_3": 1}]
 
 
@@ -108,8 +125,22 @@ def test_a_table_shows_text_and_obeys_none_of_it(tmp_path, capsys):
     ],
 )
 def test_what_is_wrong_is_said_without_a_traceback(arguments, message, tmp_path):
-    command = [sys.executable, "-c", "from tracerl.cli import main; main()", *arguments, "--root", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": "src", "PATH": ""}, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        "from tracerl.cli import main; main()",
+        *arguments,
+        "--root",
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": "src", "PATH": ""},
+        check=False,
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
@@ -125,9 +156,15 @@ def test_a_judge_is_asked_about_each_step_or_about_the_whole(tmp_path, capsys):
     asked = ["--params", str(params), "--prompt", "4+7+5=", "--response", "11;17;#17"]
     assert tracerl("judge", "steps", "--kind", "sums", "--separator", ";", *asked) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line for line in lines if len(line) == 2] == [["11;", "+1.00"], ["17;", "-1.00"], ["#17", "+1.00"]]
+    assert [line for line in lines if len(line) == 2] == [
+        ["11;", "+1.00"],
+        ["17;", "-1.00"],
+        ["#17", "+1.00"],
+    ]
     assert tracerl("judge", "gone", *asked) == 0
-    assert ["11;17;#17", "ConnectError"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["11;17;#17", "ConnectError"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
     assert "wanted: gone, steps" in tracerl("judge", "oracle", *asked)
 
 
@@ -140,14 +177,24 @@ try:
 finally:
     print(sorted({"torch", "duckdb", "pyarrow", "rich.table"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": "src"}, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": "src"},
+        check=True,
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_summary_is_the_table_and_the_place_of_the_report(run_folder, capsys):
     tracerl("summary", root=run_folder)
     out = capsys.readouterr().out
-    assert [sum(heading in line for heading in HEADINGS) for line in out.splitlines()[:2]] == [0, len(HEADINGS)]
+    assert [sum(heading in line for heading in HEADINGS) for line in out.splitlines()[:2]] == [
+        0,
+        len(HEADINGS),
+    ]
     assert sum("rl@short" in line and "mixed" in line for line in out.splitlines()) == 2
     assert out.splitlines()[-1] == f"Report: {run_folder / 'reports' / 'report.html'}"
 
@@ -163,8 +210,14 @@ def test_the_readme_shows_the_committed_summary():
     readme, summary = ROOT / "README.md", ROOT / "reports" / "metrics" / "summary.json"
     if not (readme.is_file() and summary.is_file()):
         pytest.skip("there is no README or no result table yet")
-    shown = readme.read_text(encoding="utf-8").split("<!-- summary:begin -->")[1].split("<!-- summary:end -->")[0]
-    assert shown.strip() == markdown_table(read_summary(summary)), "put the output of `tracerl summary --markdown` between the markers"
+    shown = (
+        readme.read_text(encoding="utf-8")
+        .split("<!-- summary:begin -->")[1]
+        .split("<!-- summary:end -->")[0]
+    )
+    assert shown.strip() == markdown_table(read_summary(summary)), (
+        "put the output of `tracerl summary --markdown` between the markers"
+    )
 
 
 # What is stored, checked and watched
@@ -197,7 +250,9 @@ def test_data_check_sees_ids_that_occur_twice_and_tasks_that_do_not_exist(whole_
     write_rollouts(other / "iter-00001.parquet", rollout_table(make_rollouts("rl@short", 1)))
     seal(other)
     write_tasks(whole_run / "data" / "new" / "mixed.parquet", make_tasks()[1:])
-    (whole_run / "data" / "tasks" / "mixed.parquet").write_bytes((whole_run / "data" / "new" / "mixed.parquet").read_bytes())
+    (whole_run / "data" / "tasks" / "mixed.parquet").write_bytes(
+        (whole_run / "data" / "new" / "mixed.parquet").read_bytes()
+    )
     (whole_run / "data" / "tasks" / "manifest.json").unlink()
     seal(whole_run / "data" / "tasks")
     tracerl("data", "check", root=whole_run)
@@ -210,7 +265,14 @@ def test_damaged_files_are_left_out_of_a_query_only_when_asked_for(whole_run, ca
     path = whole_run / "data" / "rollouts" / "rl@short" / "iter-00001.parquet"
     path.write_bytes(b"PAR1")
     assert str(path) in str(tracerl("sql", "FROM rollouts", root=whole_run))
-    assert tracerl("sql", "SELECT count(*) AS n FROM rollouts", "--skip-damaged", "--format", "csv", root=whole_run) in (0, None)
+    assert tracerl(
+        "sql",
+        "SELECT count(*) AS n FROM rollouts",
+        "--skip-damaged",
+        "--format",
+        "csv",
+        root=whole_run,
+    ) in (0, None)
     shown = capsys.readouterr()
     assert shown.out == "n\n0\n"
     assert f"left out: a Parquet file is damaged or missing\n  where: {path}" in shown.err
@@ -221,7 +283,9 @@ def test_running_stages_are_drawn_from_their_saved_state(tmp_path):
     space = Workspace(tmp_path / "data" / "scratch" / "sft@short-0123456789ab")
     space.save({"weight": torch.zeros(1)}, {"curve": curve})
     rounds = {"train": train_curve("rl@long", 6), "held_out": held_out_curve(6, 2)}
-    Workspace(tmp_path / "data" / "scratch" / "rl@long-0123456789ab").save({"weight": torch.zeros(1)}, {"curves": rounds, "iteration": 6})
+    Workspace(tmp_path / "data" / "scratch" / "rl@long-0123456789ab").save(
+        {"weight": torch.zeros(1)}, {"curves": rounds, "iteration": 6}
+    )
     assert tracerl("watch", "--once", root=tmp_path) in (0, None)
     page = (tmp_path / "data" / "scratch" / "watch.html").read_text()
     assert page.count("<figure>") == 1 + 8
@@ -235,4 +299,8 @@ def test_an_accepted_run_is_what_later_runs_are_compared_with(tmp_path, capsys):
         write_json(tmp_path / "reports" / "validation" / f"{dataset}.json", result)
     assert tracerl("data", "accept", root=tmp_path) in (0, None)
     baseline = json.loads((tmp_path / "reports" / "baseline.json").read_text())
-    assert baseline["evals"]["rl@long"] == {"num_rows": 3200, "pass_rate": 0.61, "truncation": 0.002}
+    assert baseline["evals"]["rl@long"] == {
+        "num_rows": 3200,
+        "pass_rate": 0.61,
+        "truncation": 0.002,
+    }

@@ -1,4 +1,5 @@
-"""The params file: what is shipped parses, and everything wrong in it is named by its path before anything runs."""
+"""The params file: what is shipped parses, and everything wrong in it is named by its path before
+anything runs."""
 
 import copy
 import shutil
@@ -49,7 +50,11 @@ def sections(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 def test_the_shipped_params_parse():
     params = load_params(SHIPPED)
-    assert {"base", *(f"sft@{name}" for name in params.sft), *(f"rl@{name}" for name in params.rl)} >= {"base", "sft@short", "rl@short"}
+    assert {
+        "base",
+        *(f"sft@{name}" for name in params.sft),
+        *(f"rl@{name}" for name in params.rl),
+    } >= {"base", "sft@short", "rl@short"}
     assert parse_params(DATA, where="") == params
 
 
@@ -69,11 +74,21 @@ def test_an_unknown_key_is_named_by_its_path_with_the_key_that_is_near():
 
 def test_an_unknown_key_that_is_like_no_other_is_named_with_all_that_exist():
     text = error_of(changed("rl.short.optimizer.zzzz", 1))
-    assert "rl.short.optimizer.zzzz: unknown key; known here: lr, betas, weight_decay, clip_norm, warmup, decay" in text
+    assert (
+        "rl.short.optimizer.zzzz: unknown key; known here: lr, betas, weight_decay, clip_norm, warmup, decay"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
-    "path", ["seed", "rl.short.sampler.threshold", "base.train.optimizer.lr", "evaluation.bootstrap", "report.num_traces"]
+    "path",
+    [
+        "seed",
+        "rl.short.sampler.threshold",
+        "base.train.optimizer.lr",
+        "evaluation.bootstrap",
+        "report.num_traces",
+    ],
 )
 def test_a_missing_key_is_named_by_its_path(path):
     data = copy.deepcopy(DATA)
@@ -140,17 +155,30 @@ def test_a_mistyped_value_is_named_by_its_path_with_what_was_got(path, value):
 
 
 def test_a_range_of_pass_rates_has_its_ends_in_order():
-    assert "pass_rate must be a range inside [0, 1], got (0.9, 0.1)" in error_of(changed("validation.pass_rate", [0.9, 0.1]))
+    assert "pass_rate must be a range inside [0, 1], got (0.9, 0.1)" in error_of(
+        changed("validation.pass_rate", [0.9, 0.1])
+    )
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("path", ["rl.short.optimizer.lr", "rl.short.kl_weight", "base.model.rope_theta", "rl.short.optimizer.clip_norm"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "rl.short.optimizer.lr",
+        "rl.short.kl_weight",
+        "base.model.rope_theta",
+        "rl.short.optimizer.clip_norm",
+    ],
+)
 def test_a_number_that_is_not_finite_is_an_error(path, value):
     assert path in error_of(changed(path, value))
 
 
 def test_a_whole_number_may_stand_for_a_fraction():
-    assert parse_params(changed("rl.short.optimizer.clip_norm", 1), "").rl["short"].optimizer.clip_norm == 1.0
+    assert (
+        parse_params(changed("rl.short.optimizer.clip_norm", 1), "").rl["short"].optimizer.clip_norm
+        == 1.0
+    )
 
 
 def test_every_wrong_entry_is_reported_at_once():
@@ -169,12 +197,24 @@ def test_every_wrong_entry_is_reported_at_once():
     [
         ("rl.short.train_block_size", 6, ["rl.short", "train_block_size 6", "block_size 4"]),
         ("rl.short.train_block_size", 2, ["rl.short", "train_block_size 2", "block_size 4"]),
-        ("rl.short.sampler.steps_per_block", 5, ["rl.short.sampler", "steps_per_block 5", "block_size 4"]),
-        ("evaluate.sft-short.sampler.block_size", 2, ["evaluate.sft-short.sampler", "steps_per_block 4", "block_size 2"]),
+        (
+            "rl.short.sampler.steps_per_block",
+            5,
+            ["rl.short.sampler", "steps_per_block 5", "block_size 4"],
+        ),
+        (
+            "evaluate.sft-short.sampler.block_size",
+            2,
+            ["evaluate.sft-short.sampler", "steps_per_block 4", "block_size 2"],
+        ),
         ("traces.step_tokens", 3, ["traces", "step_tokens 3", "pick 2"]),
         ("traces.preferred.sums-short", -1, ["traces.preferred.sums-short", "-1"]),
         ("sft.long.objective", "trace", ["sft.long", "needs data 'traces'"]),
-        ("sft.short.tasks", {"sums-long": 1}, ["sft.short", "no traces are collected", "sums-long"]),
+        (
+            "sft.short.tasks",
+            {"sums-long": 1},
+            ["sft.short", "no traces are collected", "sums-long"],
+        ),
         ("base.train.objective", "trace", ["base", "cannot be 'trace'"]),
         ("tasks.sets", {"../up": {}}, ["../up", "pattern"]),
         ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
@@ -183,8 +223,16 @@ def test_every_wrong_entry_is_reported_at_once():
         ("rl.short.sampler.top_p", 0.9, ["rl.short", "off-policy", "top_p"]),
         ("rl.short.sampler.temperature", 0.0, ["rl.short", "temperature"]),
         ("rl.short.sampler.guidance", 0.5, ["rl.short", "without guidance"]),
-        ("rl.short.held_out.remasking", ["static", "entropy"], ["rl.short", "held_out.remasking", "sampler.entropy_bound"]),
-        ("evaluation.remasking", ["plackett_luce"], ["evaluate.", "order_temperature", "order_score"]),
+        (
+            "rl.short.held_out.remasking",
+            ["static", "entropy"],
+            ["rl.short", "held_out.remasking", "sampler.entropy_bound"],
+        ),
+        (
+            "evaluation.remasking",
+            ["plackett_luce"],
+            ["evaluate.", "order_temperature", "order_score"],
+        ),
         ("rl.short.max_sampled_groups", 1, ["rl.short", "groups <= max_sampled_groups"]),
         ("rl.short.min_groups", 1000, ["rl.short", "min_groups <= groups"]),
         ("tasks.sets.sums-short.difficulty", [4, 2], ["tasks.sets.sums-short", "difficulty"]),
@@ -200,7 +248,10 @@ def test_values_that_do_not_fit_are_named(path, value, told):
 
 def with_sampler(**changes: Any) -> dict[str, Any]:
     data = copy.deepcopy(DATA)
-    data["evaluate"]["sft-short"]["sampler"] = {**data["evaluate"]["sft-short"]["sampler"], **changes}  # others share it
+    data["evaluate"]["sft-short"]["sampler"] = {
+        **data["evaluate"]["sft-short"]["sampler"],
+        **changes,
+    }  # others share it
     return data
 
 
@@ -209,14 +260,23 @@ def with_sampler(**changes: Any) -> dict[str, Any]:
     [
         ({"threshold": 1.5}, "threshold 1.5 must be in [0, 1]"),
         ({"confidence": "neg_entropy"}, "threshold 0.9 can never be exceeded"),
-        ({"confidence": "neg_entropy", "threshold": -1.0, "confidence_of": "max"}, "not of a token"),
+        (
+            {"confidence": "neg_entropy", "threshold": -1.0, "confidence_of": "max"},
+            "not of a token",
+        ),
         ({"confidence": "margin", "confidence_of": "max"}, "not of a token"),
         ({"confidence": "filtered"}, "needs top_k of at least 2 or top_p below 1"),
         ({"confidence": "filtered", "top_k": 1}, "with top_k 1 every confidence is 1"),
         ({"temperature": 0.0, "top_k": 5}, "at temperature 0 the most likely token is taken"),
-        ({"temperature": 0.0, "confidence": "tempered"}, "at temperature 0 the most likely token is taken"),
+        (
+            {"temperature": 0.0, "confidence": "tempered"},
+            "at temperature 0 the most likely token is taken",
+        ),
         ({"remasking": "entropy"}, "remasking 'entropy' needs entropy_bound"),
-        ({"remasking": "plackett_luce", "order_score": "max_logit"}, "remasking 'plackett_luce' needs order_temperature"),
+        (
+            {"remasking": "plackett_luce", "order_score": "max_logit"},
+            "remasking 'plackett_luce' needs order_temperature",
+        ),
         ({"cache": "window"}, "horizon and refresh_sees belong to cache 'window'"),
         ({"cache": "window", "horizon": 8}, "horizon and refresh_sees belong to cache 'window'"),
         ({"horizon": 8, "refresh_sees": "canvas"}, "got cache 'exact', horizon 8"),
@@ -366,9 +426,21 @@ def test_a_missing_file_is_named(tmp_path):
 def test_no_number_that_changes_results_has_a_default_in_code():
     def defaults(model: type[BaseModel], seen: set[type]) -> list[str]:
         seen.add(model)
-        found = [f"{model.__name__}.{name}" for name, f in model.model_fields.items() if not f.is_required() and f.default is not None]
-        parts = [part for f in model.model_fields.values() for part in (f.annotation, *getattr(f.annotation, "__args__", ()))]
-        inner = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel) and part not in seen]
+        found = [
+            f"{model.__name__}.{name}"
+            for name, f in model.model_fields.items()
+            if not f.is_required() and f.default is not None
+        ]
+        parts = [
+            part
+            for f in model.model_fields.values()
+            for part in (f.annotation, *getattr(f.annotation, "__args__", ()))
+        ]
+        inner = [
+            part
+            for part in parts
+            if isinstance(part, type) and issubclass(part, BaseModel) and part not in seen
+        ]
         return found + [name for part in inner for name in defaults(part, seen)]
 
     assert defaults(Params, set()) == []
@@ -386,16 +458,34 @@ def with_method(**changes: Any) -> Any:
     [
         ({"method": "random"}, ["rl.short", "method 'random' needs copies, noise"]),
         ({"method": "tracerl", "copies": 2}, ["copies say nothing to method 'tracerl'"]),
-        ({"method": "gdpo", "copies": 1, "nodes": 3}, ["method 'gdpo' has ratio sequence, not 'token'"]),
-        ({"method": "random", "copies": 1, "noise": [0.9, 0.1]}, ["noise must be a range inside [0, 1]"]),
-        ({"method": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]}, ["remasking to 'plackett_luce'"]),
+        (
+            {"method": "gdpo", "copies": 1, "nodes": 3},
+            ["method 'gdpo' has ratio sequence, not 'token'"],
+        ),
+        (
+            {"method": "random", "copies": 1, "noise": [0.9, 0.1]},
+            ["noise must be a range inside [0, 1]"],
+        ),
+        (
+            {"method": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]},
+            ["remasking to 'plackett_luce'"],
+        ),
         ({"kl_to": "synced"}, ["sync_every belongs to kl_to 'synced'"]),
         ({"sync_every": 8}, ["sync_every belongs to kl_to 'synced'"]),
         ({"advantages": "gae"}, ["a value model belongs to advantages 'gae'"]),
-        ({"method": "espo", "copies": 1, "noise": [0.0, 1.0], "ratio": "sequence"}, ["kl 'k3' is the exponential of a whole response's"]),
-        ({"method": "wd1", "prompt_masking": 0.1, "ratio": "none"}, ["set kl to 'k2', or kl_weight to 0.0"]),
+        (
+            {"method": "espo", "copies": 1, "noise": [0.0, 1.0], "ratio": "sequence"},
+            ["kl 'k3' is the exponential of a whole response's"],
+        ),
+        (
+            {"method": "wd1", "prompt_masking": 0.1, "ratio": "none"},
+            ["set kl to 'k2', or kl_weight to 0.0"],
+        ),
         ({"ratio": "response"}, ["rl.short.ratio"]),
-        ({"sampler": {**DATA["rl"]["short"]["sampler"], "order_score": "modul"}}, ["rl.short.sampler.order_score"]),
+        (
+            {"sampler": {**DATA["rl"]["short"]["sampler"], "order_score": "modul"}},
+            ["rl.short.sampler.order_score"],
+        ),
         ({"num_pad": -1}, ["rl.short.num_pad"]),
     ],
 )
@@ -408,17 +498,35 @@ def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes
     ("phases", "parts"),
     [
         ([], ["rl.short.phases"]),
-        ([{"name": "a", "iteration": 3}], ["rl.short.phases.0.iteration: unknown key; did you mean 'iterations'?"]),
+        (
+            [{"name": "a", "iteration": 3}],
+            ["rl.short.phases.0.iteration: unknown key; did you mean 'iterations'?"],
+        ),
         ([{"name": "a", "iterations": 0}], ["rl.short.phases.0.iterations"]),
         ([{"name": "a/b"}], ["rl.short.phases.0.name"]),
-        ([{"name": "a", "until": {"accuracy": 1.5, "over": 1}}], ["rl.short.phases.0.until.accuracy"]),
+        (
+            [{"name": "a", "until": {"accuracy": 1.5, "over": 1}}],
+            ["rl.short.phases.0.until.accuracy"],
+        ),
         ([{"name": "a", "until": {"accuracy": 0.5}}], ["rl.short.phases.0.until.over"]),
         ([{"name": "a", "iterations": 1}, {"name": "a"}], ["two phases have one name: a, a"]),
         ([{"name": "a"}, {"name": "b"}], ["phase 'b' never begins"]),
-        ([{"name": "a", "iterations": 40}, {"name": "b"}], ["phase 'b' never begins", "all 40 iterations"]),
-        ([{"name": "a", "sampler": {"block_sise": 8}}], ["phase 'a' does not fit the round", "sampler.block_sise"]),
-        ([{"name": "a", "sampler": {"block_size": 8}}], ["phase 'a' does not fit the round", "train_block_size 4 is not a multiple"]),
-        ([{"name": "a", "groups": 100}], ["phase 'a' does not fit the round", "min_groups <= groups <= max_sampled_groups"]),
+        (
+            [{"name": "a", "iterations": 40}, {"name": "b"}],
+            ["phase 'b' never begins", "all 40 iterations"],
+        ),
+        (
+            [{"name": "a", "sampler": {"block_sise": 8}}],
+            ["phase 'a' does not fit the round", "sampler.block_sise"],
+        ),
+        (
+            [{"name": "a", "sampler": {"block_size": 8}}],
+            ["phase 'a' does not fit the round", "train_block_size 4 is not a multiple"],
+        ),
+        (
+            [{"name": "a", "groups": 100}],
+            ["phase 'a' does not fit the round", "min_groups <= groups <= max_sampled_groups"],
+        ),
         ([{"name": "a", "tasks": {"nothing": 1.0}}], ["rl.short.phases: no task set 'nothing'"]),
     ],
 )
@@ -430,16 +538,25 @@ def test_phases_fit_their_round(phases, parts):
 def test_a_phase_may_begin_as_soon_as_a_bar_before_it_can_be_met():
     bar = {"accuracy": 0.5, "over": 3}
     for first in ({"name": "a", "iterations": 50, "until": bar}, {"name": "a", "until": bar}):
-        assert len(parse_params(with_method(phases=[first, {"name": "b"}]), "").rl["short"].stretches) == 2
+        assert (
+            len(parse_params(with_method(phases=[first, {"name": "b"}]), "").rl["short"].stretches)
+            == 2
+        )
 
 
 def test_a_phase_changes_what_it_names_and_nothing_else():
     wide, small = ({"block_size": size, "steps_per_block": size} for size in (8, 4))
     settings = round_of(
-        "tracerl", wide, train_block_size=8, phases=[{"name": "small", "iterations": 6, "sampler": small}, {"name": "wide"}]
+        "tracerl",
+        wide,
+        train_block_size=8,
+        phases=[{"name": "small", "iterations": 6, "sampler": small}, {"name": "wide"}],
     )
     own = settings.model_copy(update={"phases": None})
-    assert settings.stretches == [own.model_copy(update={"sampler": settings.sampler.model_copy(update=small)}), own]
+    assert settings.stretches == [
+        own.model_copy(update={"sampler": settings.sampler.model_copy(update=small)}),
+        own,
+    ]
 
 
 def test_every_method_parses_with_its_own_keys():
@@ -455,12 +572,28 @@ def test_every_method_parses_with_its_own_keys():
         ("compute.attention", "fast", "compute.attention"),
         ("base.token_ids.end", [], "base.token_ids.end"),
         ("base.token_ids.mask", -1, "base.token_ids.mask"),
-        ("sft.short.lora", {"rank": 0, "alpha": 1.0, "dropout": 0.0, "targets": ["q_proj"]}, "sft.short.lora.rank"),
-        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "dropout": 0.0, "targets": ["query"]}, "rl.short.lora.targets"),
-        ("rl.short.lora", {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]}, "rl.short.lora.dropout"),
+        (
+            "sft.short.lora",
+            {"rank": 0, "alpha": 1.0, "dropout": 0.0, "targets": ["q_proj"]},
+            "sft.short.lora.rank",
+        ),
+        (
+            "rl.short.lora",
+            {"rank": 2, "alpha": 1.0, "dropout": 0.0, "targets": ["query"]},
+            "rl.short.lora.targets",
+        ),
+        (
+            "rl.short.lora",
+            {"rank": 2, "alpha": 1.0, "targets": ["q_proj"]},
+            "rl.short.lora.dropout",
+        ),
         ("rl.short.held_out.tasks", ["nothing"], "rl.short.held_out: no task set 'nothing'"),
         ("rl.short.held_out.tasks", [], "rl.short.held_out.tasks"),
-        ("launch", {"ranks": 2, "hosts": [], "port": 29400, "zero": 0, "offload": True}, "offload needs zero"),
+        (
+            "launch",
+            {"ranks": 2, "hosts": [], "port": 29400, "zero": 0, "offload": True},
+            "offload needs zero",
+        ),
         ("launch.ranks", 0, "launch.ranks"),
         ("launch.zero", 4, "launch.zero"),
     ],
@@ -477,9 +610,27 @@ def test_where_and_what_models_are_is_checked(path, value, told):
         ("verification.sandbox", "docker", "verification.sandbox"),
         ("verification.math_cpu_seconds", 0.0, "verification.math_cpu_seconds"),
         ("tasks.sets.sums-long", {"source": "gym", "num_train": 1, "num_test": 1}, "task"),
-        ("tasks.sets.sums-long", {"source": "sums", "difficulty": [2, 3], "options": {"a": 1}, "num_train": 1, "num_test": 1}, "options"),
-        ("tasks.sets.sums-long", {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1}, "difficulty"),
-        ("tasks.sets.sums-long", {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1}, "difficulty"),
+        (
+            "tasks.sets.sums-long",
+            {
+                "source": "sums",
+                "difficulty": [2, 3],
+                "options": {"a": 1},
+                "num_train": 1,
+                "num_test": 1,
+            },
+            "options",
+        ),
+        (
+            "tasks.sets.sums-long",
+            {"source": "countdown", "difficulty": [3, 5], "num_train": 1, "num_test": 1},
+            "difficulty",
+        ),
+        (
+            "tasks.sets.sums-long",
+            {"source": "sudoku", "difficulty": [1, 13], "num_train": 1, "num_test": 1},
+            "difficulty",
+        ),
     ],
 )
 def test_rewards_judges_and_puzzles_are_checked(path, value, named):
@@ -499,9 +650,13 @@ LOCAL: dict[str, Any] = {
 PROCESS: dict[str, Any] = {"judge": "steps", "weight": 0.5, "separators": [";"], "max_chunks": 32}
 
 
-def with_judges(process: dict[str, Any] | None = None, judge: str | None = None, **judges: Any) -> dict[str, Any]:
+def with_judges(
+    process: dict[str, Any] | None = None, judge: str | None = None, **judges: Any
+) -> dict[str, Any]:
     data = copy.deepcopy(DATA)
-    data["verification"].update(judge=judge, judges={"steps": {"kind": "steps"}, "server": SERVER, "local": LOCAL, **judges})
+    data["verification"].update(
+        judge=judge, judges={"steps": {"kind": "steps"}, "server": SERVER, "local": LOCAL, **judges}
+    )
     if process is not None:
         data["rl"]["short"]["process"] = process
     return data
@@ -513,7 +668,12 @@ def test_judges_and_process_rewards_are_accepted():
     assert params.rl["short"].process is not None
     assert params.rl["short"].process.separators == [";"]
     assert (
-        parse_params(with_judges({**PROCESS, "judge": "local", "separators": None, "chunk_tokens": 64}), "").rl["short"].process is not None
+        parse_params(
+            with_judges({**PROCESS, "judge": "local", "separators": None, "chunk_tokens": 64}), ""
+        )
+        .rl["short"]
+        .process
+        is not None
     )
 
 
@@ -523,7 +683,10 @@ def test_judges_and_process_rewards_are_accepted():
         ({"judge": "gpt"}, ["rl.short.process.judge", "no judge 'gpt'", "local, server, steps"]),
         ({"chunk_tokens": 4}, ["rl.short.process", "not both"]),
         ({"separators": None}, ["rl.short.process", "separators or chunk_tokens"]),
-        ({"separators": None, "chunk_tokens": 4}, ["rl.short.process", "kind 'steps' needs separators"]),
+        (
+            {"separators": None, "chunk_tokens": 4},
+            ["rl.short.process", "kind 'steps' needs separators"],
+        ),
         ({"separators": [""]}, ["rl.short.process.separators"]),
         ({"weight": 0.0}, ["rl.short.process.weight"]),
         ({"wieght": 0.5}, ["rl.short.process.wieght", "did you mean 'weight'"]),
@@ -538,12 +701,21 @@ def test_process_rewards_that_do_not_fit_are_named(process, told):
 @pytest.mark.parametrize(
     ("judge", "told"),
     [
-        ({**SERVER, "path": "a"}, ["verification.judges.x", "path say nothing to a judge of kind 'server'"]),
+        (
+            {**SERVER, "path": "a"},
+            ["verification.judges.x", "path say nothing to a judge of kind 'server'"],
+        ),
         ({**SERVER, "url": "localhost"}, ["verification.judges.x.url"]),
         ({**SERVER, "url": "https://user:secret@host/v1"}, ["verification.judges.x.url"]),
         ({**SERVER, "url": "https://host/v1?key=secret"}, ["verification.judges.x.url"]),
-        ({key: value for key, value in SERVER.items() if key != "retries"}, ["verification.judges.x", "needs retries"]),
-        ({key: value for key, value in SERVER.items() if key != "temperature"}, ["needs temperature"]),
+        (
+            {key: value for key, value in SERVER.items() if key != "retries"},
+            ["verification.judges.x", "needs retries"],
+        ),
+        (
+            {key: value for key, value in SERVER.items() if key != "temperature"},
+            ["needs temperature"],
+        ),
         ({**LOCAL, "path": None}, ["verification.judges.x", "needs path"]),
         ({**SERVER, "retrys": 3}, ["verification.judges.x.retrys", "did you mean 'retries'"]),
         ({"kind": "oracle"}, ["verification.judges.x.kind", "oracle"]),
@@ -584,10 +756,17 @@ def test_what_a_judge_decides_needs_one():
 
 def test_a_judge_of_steps_is_asked_about_what_phases_draw():
     data = with_judges(PROCESS)
-    data["tasks"]["sets"]["mine"] = {"source": "file", "path": "mine.jsonl", "num_train": 4, "num_test": 4}
+    data["tasks"]["sets"]["mine"] = {
+        "source": "file",
+        "path": "mine.jsonl",
+        "num_train": 4,
+        "num_test": 4,
+    }
     data["rl"]["short"]["phases"] = [{"name": "mine", "tasks": {"mine": 1}}]
     assert "mine" in error_of(data)
-    data["rl"]["short"].update(tasks={"mine": 1}, phases=[{"name": "sums", "tasks": {"sums-short": 1}}])
+    data["rl"]["short"].update(
+        tasks={"mine": 1}, phases=[{"name": "sums", "tasks": {"sums-short": 1}}]
+    )
     parse_params(data, "")  # held-out problems are asked of no judge of steps
 
 

@@ -1,4 +1,5 @@
-"""A stage's work shared over ranks ends as on one but for rounding, under every ZeRO stage, and goes on under any other number of ranks.
+"""A stage's work shared over ranks ends as on one but for rounding, under every ZeRO stage, and
+goes on under any other number of ranks.
 
 Two processes on gloo: one launch runs everything in tests/ranks.py, the rest is compared here.
 """
@@ -28,7 +29,17 @@ EXACT = ("response_ids", "step_map", "rollout_id", "verdict", "num_forwards")
 
 
 def launch(*arguments: str, folder: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *arguments,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -56,12 +67,20 @@ def together(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def assert_same_run(folder: Path, other: Path) -> None:
     for file in sorted((folder / "rollouts").glob("*.parquet")):
         ours, theirs = read_rollouts(file), read_rollouts(other / "rollouts" / file.name)
-        assert {n: ours[n].to_pylist() for n in EXACT} == {n: theirs[n].to_pylist() for n in EXACT}, file.name
-    ours, theirs = (json.loads((place / "curves.json").read_text())["train"] for place in (folder, other))
+        assert {n: ours[n].to_pylist() for n in EXACT} == {
+            n: theirs[n].to_pylist() for n in EXACT
+        }, file.name
+    ours, theirs = (
+        json.loads((place / "curves.json").read_text())["train"] for place in (folder, other)
+    )
     for mine, yours in zip(ours, theirs, strict=True):
-        assert mine == {key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in yours.items()}
+        assert mine == {
+            key: pytest.approx(value, rel=1e-4, abs=1e-6) for key, value in yours.items()
+        }
     ours, theirs = (load_file(place / "weights.safetensors") for place in (folder, other))
-    assert {name: tensor.shape for name, tensor in ours.items()} == {name: tensor.shape for name, tensor in theirs.items()}
+    assert {name: tensor.shape for name, tensor in ours.items()} == {
+        name: tensor.shape for name, tensor in theirs.items()
+    }
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-5, msg=name)
 
@@ -85,8 +104,11 @@ def test_what_one_process_left_two_ranks_finish_in_parts(alone, together, world)
 
 @pytest.mark.parametrize("world", HALVES)
 def test_in_half_precision_a_stopped_run_goes_on_bit_for_bit(together, world):
-    """Under ZeRO the wide weights are part of what is saved: the half ones would have lost the small steps."""
-    ours, theirs = (load_file(together / name / "weights.safetensors") for name in (f"{world}-stopped", world))
+    """Under ZeRO the wide weights are part of what is saved: the half ones would have lost the
+    small steps."""
+    ours, theirs = (
+        load_file(together / name / "weights.safetensors") for name in (f"{world}-stopped", world)
+    )
     assert {tensor.dtype for tensor in ours.values()} == {torch.bfloat16}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     if HALVES[world].zero:
@@ -99,10 +121,16 @@ def test_in_half_precision_a_stopped_run_goes_on_bit_for_bit(together, world):
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_what_no_loss_had_reached_goes_on_in_parts_with_moments_of_zero(together, zero):
     found = load_file(together / f"half-reached-{zero}.safetensors")
-    loaded = {name.removeprefix("loaded."): tensor for name, tensor in found.items() if name.startswith("loaded.optimizer.exp")}
+    loaded = {
+        name.removeprefix("loaded."): tensor
+        for name, tensor in found.items()
+        if name.startswith("loaded.optimizer.exp")
+    }
     assert len(loaded) == 8
     for name, tensor in loaded.items():
-        torch.testing.assert_close(tensor, found.get(f"plain.{name}", torch.zeros_like(tensor)), rtol=0, atol=0)
+        torch.testing.assert_close(
+            tensor, found.get(f"plain.{name}", torch.zeros_like(tensor)), rtol=0, atol=0
+        )
     assert any(tensor.any() for tensor in loaded.values())
 
 
@@ -123,7 +151,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(prepared: Path, folder: Path, **launch_params: object) -> Path:
-    """A folder with tasks in which the stage `base` runs as `launch_params` say, saving every second of a few steps."""
+    """A folder with tasks in which the stage `base` runs as `launch_params` say, saving every
+    second of a few steps."""
     shutil.copytree(prepared, folder)
     params = tiny_params()
     params["base"]["train"]["num_steps"] = 12
@@ -140,11 +169,22 @@ def rows(folder: Path) -> list[list[float]]:
 def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepared, tmp_path):
     folder = started(prepared, tmp_path / "run", ranks=2)
     command = [sys.executable, "-m", "stages.base"]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     while not list((folder / "data" / "scratch").glob("base-*/state.safetensors")):
         time.sleep(0.05)
         assert process.poll() is None, process.communicate()[0]
-    ranks = [child for child in psutil.Process(process.pid).children(recursive=True) if "stages.base" in child.cmdline()]
+    ranks = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "stages.base" in child.cmdline()
+    ]
     victim = next(child for child in ranks if child.environ().get("LOCAL_RANK") == "1")
     victim.kill()
     output, _ = process.communicate(timeout=60)
@@ -174,7 +214,10 @@ def test_two_launchers_of_two_machines_make_one_run(prepared, tmp_path, monkeypa
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    alone, both = started(prepared, tmp_path / "alone"), started(prepared, tmp_path / "both", hosts=["127.0.0.1", "second"], port=port)
+    alone, both = (
+        started(prepared, tmp_path / "alone"),
+        started(prepared, tmp_path / "both", hosts=["127.0.0.1", "second"], port=port),
+    )
     for folder in (alone, both):
         run_stage(folder, "base")
     assert (tmp_path / "asked").read_text() == "second\n"

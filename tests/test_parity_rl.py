@@ -1,8 +1,11 @@
-"""Parity with the published training code on stored arrays: views exactly, log-probabilities to 1e-4, losses, returns, advantages to 1e-5.
+"""Parity with the published training code on stored arrays: views exactly, log-probabilities to
+1e-4, losses, returns, advantages to 1e-5.
 
-What does not bind, and why: the block grid of the SDAR trainer starts at the response, so a prompt is padded in front to whole blocks here
-and logits are compared for the prompt that fills its blocks; it counts `post_num` pads in every slice anew; LLaDA's trainer lets everyone
-see the left padding, so its logits are compared for the prompt without any; all three pad to a common width with tokens that are seen.
+What does not bind, and why: the block grid of the SDAR trainer starts at the response, so a prompt
+is padded in front to whole blocks here and logits are compared for the prompt that fills its
+blocks; it counts `post_num` pads in every slice anew; LLaDA's trainer lets everyone see the left
+padding, so its logits are compared for the prompt without any; all three pad to a common width with
+tokens that are seen.
 """
 
 import json
@@ -20,10 +23,33 @@ from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel
-from tracerl.objectives.advantages import group_advantages, keeps_group, outcome_rewards, returns_and_advantages
+from tracerl.objectives.advantages import (
+    group_advantages,
+    keeps_group,
+    outcome_rewards,
+    returns_and_advantages,
+)
 from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.losses import denominator, kl_penalty, policy_gain, policy_loss, sft_loss, token_weights, value_loss
-from tracerl.objectives.views import PREDICTED, SHOWN, Plan, build_views, causal_plan, coupled_plan, random_plan, semi_ar_plan, trace_plan
+from tracerl.objectives.losses import (
+    denominator,
+    kl_penalty,
+    policy_gain,
+    policy_loss,
+    sft_loss,
+    token_weights,
+    value_loss,
+)
+from tracerl.objectives.views import (
+    PREDICTED,
+    SHOWN,
+    Plan,
+    build_views,
+    causal_plan,
+    coupled_plan,
+    random_plan,
+    semi_ar_plan,
+    trace_plan,
+)
 from tracerl.training.critic import read_values
 from tracerl.types import Trajectory
 
@@ -46,7 +72,9 @@ def model_of(family: str, directory: Path) -> Transformer:
     for path in (FIXTURES / family).glob("*"):
         if path.suffix in (".json", ".safetensors"):
             shutil.copy(path, directory)
-    tokenizer = TokenizerFile(tokenizer_models.WordLevel({str(i): i for i in range(128)}, unk_token="0"))
+    tokenizer = TokenizerFile(
+        tokenizer_models.WordLevel({str(i): i for i in range(128)}, unk_token="0")
+    )
     tokenizer.save(str(directory / "tokenizer.json"))
     if not (directory / "generation_config.json").exists():
         (directory / "generation_config.json").write_text('{"eos_token_id": 121}')
@@ -57,11 +85,26 @@ def family_of(name: str) -> str:
     return next(family for family in FAMILIES if family in name)
 
 
-def sequence(arrays: Arrays, params: dict[str, Any], index: int, steps: np.ndarray | None, padded_prompt: bool) -> Trajectory:
-    """One stored sequence with its right padding; padded_prompt: with its left padding, and more of it up to whole blocks."""
-    ids, width, block = arrays["out_input_ids"][index], int(arrays["out_start_pos"]), params["block_size"]
+def sequence(
+    arrays: Arrays,
+    params: dict[str, Any],
+    index: int,
+    steps: np.ndarray | None,
+    padded_prompt: bool,
+) -> Trajectory:
+    """One stored sequence with its right padding; padded_prompt: with its left padding, and more of
+    it up to whole blocks."""
+    ids, width, block = (
+        arrays["out_input_ids"][index],
+        int(arrays["out_start_pos"]),
+        params["block_size"],
+    )
     length = int(arrays["in_prompt_lens"][index])
-    prompt = np.concatenate([np.full(-width % block, ids[0]), ids[:width]]) if padded_prompt else ids[width - length : width]
+    prompt = (
+        np.concatenate([np.full(-width % block, ids[0]), ids[:width]])
+        if padded_prompt
+        else ids[width - length : width]
+    )
     response = ids[width:]
     extra = len(response) if params["post_num"] is None else params["post_num"]
     count = min(len(response), int(arrays["in_response_lens"][index]) + extra)
@@ -82,13 +125,19 @@ def sequence(arrays: Arrays, params: dict[str, Any], index: int, steps: np.ndarr
 
 
 def step_map(arrays: Arrays, index: int) -> np.ndarray | None:
-    """Stored steps of a response and its padding; of the whole response where it was cut to fewer tokens than it has steps."""
+    """Stored steps of a response and its padding; of the whole response where it was cut to fewer
+    tokens than it has steps."""
     steps = arrays.get("out_step_map_padded", arrays.get("in_step_map"))
-    return None if steps is None else np.where(steps[index] < 0, steps[index].max() + 1, steps[index])
+    return (
+        None if steps is None else np.where(steps[index] < 0, steps[index].max() + 1, steps[index])
+    )
 
 
-def stored_rows(arrays: Arrays, index: int, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
-    """(masked, scored) of the stored rows of a sequence, bool [rows, R]; what is scored among the padding once per slice is left out."""
+def stored_rows(
+    arrays: Arrays, index: int, trajectory: Trajectory
+) -> tuple[np.ndarray, np.ndarray]:
+    """(masked, scored) of the stored rows of a sequence, bool [rows, R]; what is scored among the
+    padding once per slice is left out."""
     mine, width = arrays["out_row_seq"] == index, int(arrays["out_start_pos"])
     masked, scored = arrays["out_noisy_is_mask"][mine], arrays["out_p_mask"][mine][:, width:].copy()
     masked = masked[:, -scored.shape[1] :]
@@ -102,18 +151,23 @@ def assert_rows(plan: Plan, masked: np.ndarray, scored: np.ndarray) -> None:
     np.testing.assert_array_equal(plan.states == PREDICTED, scored)
 
 
-@pytest.mark.parametrize("name", [*names("sdar_tracerl", "llada_tracerl", "dream_tracerl"), "sft_sdar_trace_s2"])
+@pytest.mark.parametrize(
+    "name", [*names("sdar_tracerl", "llada_tracerl", "dream_tracerl"), "sft_sdar_trace_s2"]
+)
 def test_views_of_a_trace(name):
     arrays, params = case(name)
     for index in range(len(arrays["in_prompt_lens"])):
         trajectory = sequence(arrays, params, index, step_map(arrays, index), padded_prompt=True)
-        plan = trace_plan(trajectory, params["block_size"], FAMILIES[family_of(name)], params["shrink"])
+        plan = trace_plan(
+            trajectory, params["block_size"], FAMILIES[family_of(name)], params["shrink"]
+        )
         masked, scored = stored_rows(arrays, index, trajectory)
         assert_rows(Plan(plan.states[:, : masked.shape[1]], plan.weights), masked, scored)
 
 
 class Drawn(np.random.Generator):
-    """Gives the stored mask back where noise is drawn: levels of one half, and numbers below them where a token was masked."""
+    """Gives the stored mask back where noise is drawn: levels of one half, and numbers below them
+    where a token was masked."""
 
     def __init__(self, masked: np.ndarray) -> None:
         super().__init__(np.random.PCG64(1))
@@ -126,7 +180,10 @@ class Drawn(np.random.Generator):
         return np.where(self.masked, 0.25, 0.75)
 
 
-NOISY = [*names(*(f"{family}_random" for family in FAMILIES)), *names("sft_llada_random", "sft_dream_random", "sft_sdar_semi")]
+NOISY = [
+    *names(*(f"{family}_random" for family in FAMILIES)),
+    *names("sft_llada_random", "sft_dream_random", "sft_sdar_semi"),
+]
 
 
 @pytest.mark.parametrize("name", NOISY)
@@ -135,7 +192,14 @@ def test_views_of_stored_noise(name):
     for index in range(len(arrays["in_prompt_lens"])):
         trajectory = sequence(arrays, params, index, None, padded_prompt=True)
         for masked, scored in zip(*stored_rows(arrays, index, trajectory), strict=True):
-            plan = random_plan(trajectory, params["block_size"], FAMILIES[family_of(name)], (0.1, 0.9), "uniform", Drawn(masked))
+            plan = random_plan(
+                trajectory,
+                params["block_size"],
+                FAMILIES[family_of(name)],
+                (0.1, 0.9),
+                "uniform",
+                Drawn(masked),
+            )
             assert_rows(plan, masked[None], scored[None])
 
 
@@ -147,7 +211,14 @@ def test_every_stored_copy_comes_with_the_complement_that_ours_has(name):
         masked, scored = stored_rows(arrays, index, trajectory)
         found = {row.tobytes() for row in scored}
         for row, wanted in zip(masked, scored, strict=True):
-            plan = coupled_plan(trajectory, params["block_size"], FAMILIES[family_of(name)], (0.1, 0.9), "uniform", Drawn(row))
+            plan = coupled_plan(
+                trajectory,
+                params["block_size"],
+                FAMILIES[family_of(name)],
+                (0.1, 0.9),
+                "uniform",
+                Drawn(row),
+            )
             np.testing.assert_array_equal(plan.states[0] == PREDICTED, wanted)
             complement = plan.states[1] == PREDICTED
             assert complement.tobytes() in found or not complement.any()
@@ -160,7 +231,12 @@ def test_semi_autoregressive_views_of_full_attention(name):
         trajectory = sequence(arrays, params, index, None, padded_prompt=True)
         masked, scored = stored_rows(arrays, index, trajectory)
         plan = semi_ar_plan(
-            trajectory, params["block_size"], FAMILIES[family_of(name)], (0.1, 0.9), "uniform", Drawn(np.atleast_1d(scored.any(0)))
+            trajectory,
+            params["block_size"],
+            FAMILIES[family_of(name)],
+            (0.1, 0.9),
+            "uniform",
+            Drawn(np.atleast_1d(scored.any(0))),
         )
         np.testing.assert_array_equal(plan.states == PREDICTED, scored)
         real = int(arrays["in_response_lens"][index])
@@ -180,7 +256,10 @@ def test_next_token_views():
         assert torch.equal(views.layout.mask()[0], torch.ones_like(views.layout.mask()[0]).tril())
 
 
-@pytest.mark.parametrize(("family", "name"), [("sdar", "sdar_tracerl_s1"), ("llada", "llada_tracerl_s1"), ("dream", "dream_tracerl_s1")])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("sdar", "sdar_tracerl_s1"), ("llada", "llada_tracerl_s1"), ("dream", "dream_tracerl_s1")],
+)
 @torch.no_grad()
 def test_logprobs_of_a_trace(family, name, tmp_path):
     arrays, params = case(name)
@@ -191,11 +270,19 @@ def test_logprobs_of_a_trace(family, name, tmp_path):
             continue
         trajectory = sequence(arrays, params, index, step_map(arrays, index), padded_prompt=False)
         plan = trace_plan(trajectory, params["block_size"], model.family, params["shrink"])
-        views = build_views([trajectory], [plan], params["block_size"], model.family, params["mask_id"])
+        views = build_views(
+            [trajectory], [plan], params["block_size"], model.family, params["mask_id"]
+        )
         scored = arrays["out_p_mask"][arrays["out_row_seq"] == index][:, width:]
-        stored = arrays["out_logp_tok"][arrays["out_row_seq"] == index][:, -scored.shape[1] :]  # Dream's begin at the second token
+        stored = arrays["out_logp_tok"][arrays["out_row_seq"] == index][
+            :, -scored.shape[1] :
+        ]  # Dream's begin at the second token
         theirs = (stored * scored).sum(0)[views.token]
-        whole = views.token < len(trajectory.response_ids) // 4 * 4 if family == "sdar" else views.token >= 0  # their last block is cut
+        whole = (
+            views.token < len(trajectory.response_ids) // 4 * 4
+            if family == "sdar"
+            else views.token >= 0
+        )  # their last block is cut
         ours = token_logprobs(model, views, temperature=1.0)
         np.testing.assert_allclose(ours[whole].numpy(), theirs[whole.numpy()], atol=1e-4, rtol=0)
         compared += int(whole.sum())
@@ -205,11 +292,16 @@ def test_logprobs_of_a_trace(family, name, tmp_path):
 # Losses
 
 
-def scored_logprobs(family: str, arrays: Arrays, logits: torch.Tensor, start: int) -> tuple[torch.Tensor, np.ndarray]:
-    """Log-probabilities of the scored tokens of the stored logits, flat, and the [rows, L] table of which they are."""
+def scored_logprobs(
+    family: str, arrays: Arrays, logits: torch.Tensor, start: int
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Log-probabilities of the scored tokens of the stored logits, flat, and the [rows, L] table of
+    which they are."""
     labels, mask = torch.from_numpy(arrays["in_labels"]).long(), arrays["in_p_mask"].copy()
     if family.startswith("sdar"):  # the prompt's rows and those of the noisy copy
-        logits = torch.cat([logits[:, :start], logits[:, start + (logits.shape[1] - start) // 2 :]], 1)
+        logits = torch.cat(
+            [logits[:, :start], logits[:, start + (logits.shape[1] - start) // 2 :]], 1
+        )
     if family == "dream":
         logits, labels, mask = logits[:, :-1], labels[:, 1:], mask[:, 1:]
     logprobs = logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -223,7 +315,8 @@ def flat_weights(mask: np.ndarray, reduction: str, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", names("policy_loss"))
 def test_policy_loss_and_its_gradient(name):
-    """SDAR's trainer divides by the padded length (`fixed`); the others take row means (`response`) but sum the KL over tokens."""
+    """SDAR's trainer divides by the padded length (`fixed`); the others take row means (`response`)
+    but sum the KL over tokens."""
     arrays, params = case(name)
     family, start = params["family"], params["start_pos"]
     logits = torch.from_numpy(arrays["in_logits"]).requires_grad_()
@@ -231,18 +324,38 @@ def test_policy_loss_and_its_gradient(name):
     old = torch.from_numpy(arrays["in_logp_old"][mask])
     row = torch.from_numpy(np.nonzero(mask)[0])
     advantages = torch.from_numpy(arrays["in_adv"])
-    advantages = advantages[row] if advantages.dim() == 1 else advantages[:, -mask.shape[1] :][torch.from_numpy(mask)]
+    advantages = (
+        advantages[row]
+        if advantages.dim() == 1
+        else advantages[:, -mask.shape[1] :][torch.from_numpy(mask)]
+    )
     fixed = family.startswith("sdar")
-    weights = flat_weights(mask, "fixed" if fixed else "response", arrays["in_labels"].shape[1] - start)
-    gain = policy_gain("token", logprobs, old, advantages, (params["eps"], params["eps"]), row, torch.ones_like(weights))
+    weights = flat_weights(
+        mask, "fixed" if fixed else "response", arrays["in_labels"].shape[1] - start
+    )
+    gain = policy_gain(
+        "token",
+        logprobs,
+        old,
+        advantages,
+        (params["eps"], params["eps"]),
+        row,
+        torch.ones_like(weights),
+    )
     policy = policy_loss(gain, torch.zeros_like(gain), weights, 0.0)
     assert policy.item() == pytest.approx(float(arrays["out_policy_loss"]), abs=1e-5)
     kl_weights = weights if fixed else torch.full_like(weights, 1 / len(mask))
     for kind in ("k1", "k3"):
         penalty = kl_penalty(kind, logprobs, old)
         divergence = (kl_weights * penalty).sum()
-        assert params["beta"] * divergence.item() == pytest.approx(float(arrays[f"out_kl_{kind}"]), abs=1e-5)
-        total = policy_loss(gain, penalty, weights, params["beta"]) if fixed else policy + params["beta"] * divergence
+        assert params["beta"] * divergence.item() == pytest.approx(
+            float(arrays[f"out_kl_{kind}"]), abs=1e-5
+        )
+        total = (
+            policy_loss(gain, penalty, weights, params["beta"])
+            if fixed
+            else policy + params["beta"] * divergence
+        )
         assert total.item() == pytest.approx(float(arrays[f"out_total_{kind}"]), abs=1e-5)
     gradient = torch.autograd.grad(total, logits)[0]
     np.testing.assert_allclose(gradient.numpy(), arrays["out_grad_logits_k3"], atol=1e-5, rtol=0)
@@ -254,20 +367,30 @@ def test_sft_loss_and_its_gradient(family):
     logits = torch.from_numpy(arrays["in_logits"]).requires_grad_()
     logprobs, mask = scored_logprobs(family, arrays, logits, params["start_pos"])
     reduction = "fixed" if family == "sdar" else "response"
-    loss = sft_loss(logprobs, flat_weights(mask, reduction, arrays["in_labels"].shape[1] - params["start_pos"]))
+    loss = sft_loss(
+        logprobs, flat_weights(mask, reduction, arrays["in_labels"].shape[1] - params["start_pos"])
+    )
     assert loss.item() == pytest.approx(float(arrays["out_loss"]), abs=1e-5)
-    np.testing.assert_allclose(torch.autograd.grad(loss, logits)[0].numpy(), arrays["out_grad_logits"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        torch.autograd.grad(loss, logits)[0].numpy(), arrays["out_grad_logits"], atol=1e-5, rtol=0
+    )
 
 
 def test_value_loss_and_its_gradient():
     arrays, params = case("value_loss")
     start, mask = params["start_pos"], arrays["in_p_mask"]
     values = torch.from_numpy(arrays["in_values"]).requires_grad_()
-    noisy = torch.cat([values[:, :start], values[:, start + (values.shape[1] - start) // 2 :]], 1)[torch.from_numpy(mask)]
+    noisy = torch.cat([values[:, :start], values[:, start + (values.shape[1] - start) // 2 :]], 1)[
+        torch.from_numpy(mask)
+    ]
     old, returns = (torch.from_numpy(arrays[key][mask]) for key in ("in_old_values", "in_return"))
-    loss = value_loss(noisy, old, returns, flat_weights(mask, "fixed", mask.shape[1] - start), params["eps"])
+    loss = value_loss(
+        noisy, old, returns, flat_weights(mask, "fixed", mask.shape[1] - start), params["eps"]
+    )
     assert loss.item() == pytest.approx(float(arrays["out_loss"]), abs=1e-5)
-    np.testing.assert_allclose(torch.autograd.grad(loss, values)[0].numpy(), arrays["out_grad_values"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        torch.autograd.grad(loss, values)[0].numpy(), arrays["out_grad_values"], atol=1e-5, rtol=0
+    )
 
 
 # Rewards, values, returns, advantages
@@ -275,15 +398,22 @@ def test_value_loss_and_its_gradient():
 
 def test_standardised_rewards_and_the_group_filter():
     arrays, _ = case("reward_standardize")
-    for correct, reward, kept in zip(arrays["in_correct"], arrays["out_reward"], arrays["out_group_kept"], strict=True):
-        np.testing.assert_allclose(group_advantages("group", correct.astype(np.float64)), reward, atol=1e-5)
+    for correct, reward, kept in zip(
+        arrays["in_correct"], arrays["out_reward"], arrays["out_group_kept"], strict=True
+    ):
+        np.testing.assert_allclose(
+            group_advantages("group", correct.astype(np.float64)), reward, atol=1e-5
+        )
         assert keeps_group(correct.astype(np.float64), (0.2, 0.8), graded=False) == kept
 
 
 def steps_of(trajectory: Trajectory, params: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Trainable tokens in the order of the views, and the step of each in the order of (block, group), as the critic counts them."""
+    """Trainable tokens in the order of the views, and the step of each in the order of (block,
+    group), as the critic counts them."""
     plan = trace_plan(trajectory, params["block_size"], FAMILIES["sdar"], params["shrink"])
-    views = build_views([trajectory], [plan], params["block_size"], FAMILIES["sdar"], params["mask_id"])
+    views = build_views(
+        [trajectory], [plan], params["block_size"], FAMILIES["sdar"], params["mask_id"]
+    )
     return views.token.numpy(), np.unique(views.group.numpy(), return_inverse=True)[1].reshape(-1)
 
 
@@ -295,9 +425,13 @@ def test_returns_and_advantages(name):
         token, steps = steps_of(trajectory, params)
         paid = arrays["out_token_reward"][index].astype(np.float64)
         if not params.get("vector_reward"):
-            np.testing.assert_allclose(outcome_rewards(float(arrays["in_reward"][index]), steps), paid[token], atol=1e-6)
+            np.testing.assert_allclose(
+                outcome_rewards(float(arrays["in_reward"][index]), steps), paid[token], atol=1e-6
+            )
         values = arrays["out_old_values_tok"][index].astype(np.float64)[token]
-        returns, advantages = returns_and_advantages(paid[token], values, steps, params["gamma"], params["lam"])
+        returns, advantages = returns_and_advantages(
+            paid[token], values, steps, params["gamma"], params["lam"]
+        )
         for ours, key in ((returns, "return"), (advantages, "adv")):
             np.testing.assert_allclose(ours, arrays[f"out_{key}_paper"][index][token], atol=1e-5)
             np.testing.assert_allclose(ours, arrays[f"out_{key}_code"][index][token], atol=1e-5)
@@ -311,15 +445,25 @@ def test_values_of_a_value_model(tmp_path):
     index = int(np.flatnonzero(arrays["in_prompt_lens"] == int(arrays["out_start_pos"]))[0])
     trajectory = sequence(arrays, params, index, step_map(arrays, index), padded_prompt=False)
     plan = trace_plan(trajectory, params["block_size"], FAMILIES["sdar"], params["shrink"])
-    views = build_views([trajectory], [plan], params["block_size"], FAMILIES["sdar"], params["mask_id"])
+    views = build_views(
+        [trajectory], [plan], params["block_size"], FAMILIES["sdar"], params["mask_id"]
+    )
     whole = views.token < len(trajectory.response_ids) // 4 * 4
     assert int(whole.sum()) == 12
     theirs = arrays["out_old_values_tok"][index][views.token.numpy()]
-    np.testing.assert_allclose(read_values(model, views)[whole].numpy(), theirs[whole.numpy()], atol=1e-4)
+    np.testing.assert_allclose(
+        read_values(model, views)[whole].numpy(), theirs[whole.numpy()], atol=1e-4
+    )
 
 
 def test_every_stored_case_is_used():
-    used = {*(f"{family}_{method}" for family in FAMILIES for method in ("tracerl", "random", "coupled"))}
+    used = {
+        *(
+            f"{family}_{method}"
+            for family in FAMILIES
+            for method in ("tracerl", "random", "coupled")
+        )
+    }
     used |= {"sft_", "policy_loss", "value_loss", "value_gae", "value_model", "reward_standardize"}
     assert len(CASES) == 45
     assert not [name for name in CASES if not name.startswith(tuple(used))]

@@ -1,6 +1,8 @@
-"""The chain through DVC: one command runs everything, a second runs nothing, and a changed number reruns its round and what follows.
+"""The chain through DVC: one command runs everything, a second runs nothing, and a changed number
+reruns its round and what follows.
 
-And through git: a clone pulls checkpoints and trajectories from a remote instead of making them, and an older commit brings back its own.
+And through git: a clone pulls checkpoints and trajectories from a remote instead of making them,
+and an older commit brings back its own.
 """
 
 import json
@@ -19,17 +21,44 @@ from tests.tiny_run import ROOT, digests, tiny_params, write_params
 
 pytestmark = pytest.mark.timeout(600)
 
-STAGES = ["tasks", "base", "traces", "sft@short", "rl@short", "sft@long", "rl@long", "rl@enlarge", "rl@wide",
-          "evaluate@rl-short", "evaluate@wide-k8", "validate@tasks", "validate@traces", "validate@rollouts", "validate@evals",
-          "report"]  # fmt: skip
+STAGES = [
+    "tasks",
+    "base",
+    "traces",
+    "sft@short",
+    "rl@short",
+    "sft@long",
+    "rl@long",
+    "rl@enlarge",
+    "rl@wide",
+    "evaluate@rl-short",
+    "evaluate@wide-k8",
+    "validate@tasks",
+    "validate@traces",
+    "validate@rollouts",
+    "validate@evals",
+    "report",
+]
 
 
 def dvc(folder: Path, *arguments: str) -> str:
     """Output of a DVC command in a project folder; it must succeed."""
     bin_folder = str(Path(sys.executable).parent)
-    env = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1",
-           "DVC_SITE_CACHE_DIR": str(folder.parent / "site-cache"), "DVC_NO_ANALYTICS": "1"}  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "dvc", *arguments], cwd=folder, env=env, capture_output=True, text=True)
+    env = {
+        **os.environ,
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder / "src"),
+        "OMP_NUM_THREADS": "1",
+        "DVC_SITE_CACHE_DIR": str(folder.parent / "site-cache"),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -40,10 +69,15 @@ def stages_run(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A git repository with tiny params and two evaluations, in which `dvc repro` has run once; its results are the tag `first`."""
+    """A git repository with tiny params and two evaluations, in which `dvc repro` has run once; its
+    results are the tag `first`."""
     folder = tmp_path_factory.mktemp("chain") / "project"
     for name in ("src", "stages", ".dvc"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"))
+        shutil.copytree(
+            ROOT / name,
+            folder / name,
+            ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"),
+        )
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "reports").mkdir()
@@ -70,8 +104,15 @@ def commit_and_tag(folder: Path, name: str) -> None:
 
 def results(folder: Path) -> dict[str, str]:
     """Digests of everything the stages made, without DVC's and git's own files."""
-    made = {**digests(folder / "data"), **{f"reports/{name}": digest for name, digest in digests(folder / "reports").items()}}
-    return {name: digest for name, digest in made.items() if not name.endswith(".gitignore") and not name.startswith("raw/")}
+    made = {
+        **digests(folder / "data"),
+        **{f"reports/{name}": digest for name, digest in digests(folder / "reports").items()},
+    }
+    return {
+        name: digest
+        for name, digest in made.items()
+        if not name.endswith(".gitignore") and not name.startswith("raw/")
+    }
 
 
 def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> None:
@@ -92,18 +133,33 @@ def test_every_data_set_passed_and_what_reads_it_waited(project: Path) -> None:
     assert order.index("validate@traces") < order.index("sft@short")
     assert order.index("report") == len(order) - 1
     for dataset in ("tasks", "traces", "rollouts", "evals"):
-        assert json.loads((project / "reports" / "validation" / f"{dataset}.json").read_text())["success"] is True
+        assert (
+            json.loads((project / "reports" / "validation" / f"{dataset}.json").read_text())[
+                "success"
+            ]
+            is True
+        )
 
 
 def test_git_holds_code_params_and_reports_and_dvc_the_data(project: Path) -> None:
     tracked = git(project, "ls-files").split()
-    assert {"dvc.lock", "params.yaml", "reports/report.html", "reports/metrics/rl@wide.json", "reports/curves/rl@wide.tsv"} <= set(tracked)
-    data = [name for name in tracked if name.startswith("data/") and not name.startswith("data/raw/")]
+    assert {
+        "dvc.lock",
+        "params.yaml",
+        "reports/report.html",
+        "reports/metrics/rl@wide.json",
+        "reports/curves/rl@wide.tsv",
+    } <= set(tracked)
+    data = [
+        name for name in tracked if name.startswith("data/") and not name.startswith("data/raw/")
+    ]
     assert all(name.endswith(".gitignore") for name in data), data
 
 
 @pytest.mark.parametrize("how", [["pull"], ["repro", "--pull"]], ids=" ".join)
-def test_a_fresh_clone_pulls_everything_and_runs_nothing(project: Path, tmp_path: Path, how: list[str]) -> None:
+def test_a_fresh_clone_pulls_everything_and_runs_nothing(
+    project: Path, tmp_path: Path, how: list[str]
+) -> None:
     """Checkpoints and trajectories come from the remote; nothing has to be computed again."""
     dvc(project, "push")
     clone = tmp_path / "clone"
@@ -125,15 +181,21 @@ def test_a_changed_bound_reruns_the_validation_and_the_report_only(project: Path
 
 
 def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
-    """An SFT round: its steps always move the weights, where an RL round of so small a model may find no group to learn from."""
+    """An SFT round: its steps always move the weights, where an RL round of so small a model may
+    find no group to learn from."""
     params = yaml.safe_load((project / "params.yaml").read_text())
-    optimizer = params["sft"]["long"]["optimizer"]  # the file's anchors make it the very dictionary of other rounds
+    optimizer = params["sft"]["long"][
+        "optimizer"
+    ]  # the file's anchors make it the very dictionary of other rounds
     params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     rerun = stages_run(dvc(project, "repro"))
     chain = ["sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
     assert [stage for stage in rerun if not stage.startswith("validate")] == chain
-    assert sorted(stage for stage in rerun if stage.startswith("validate")) == ["validate@evals", "validate@rollouts"]
+    assert sorted(stage for stage in rerun if stage.startswith("validate")) == [
+        "validate@evals",
+        "validate@rollouts",
+    ]
 
 
 def test_an_older_commit_brings_back_its_data_and_its_report(project: Path) -> None:

@@ -1,4 +1,5 @@
-"""Every profile is a whole params file that is up to date, fits its checkpoint's published shape, and gives DVC a pipeline."""
+"""Every profile is a whole params file that is up to date, fits its checkpoint's published shape,
+and gives DVC a pipeline."""
 
 import json
 import shutil
@@ -18,20 +19,50 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "profiles"
 
 
-def qwen(kind: str, vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+def qwen(
+    kind: str,
+    vocabulary: int,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+) -> dict[str, Any]:
     return {
-        "model_type": kind, "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "rope_theta": 1000000, "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "model_type": kind,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "torch_dtype": "bfloat16",
+    }
 
 
 def llada(kind: str, vocabulary: int) -> dict[str, Any]:
     return {
-        "model_type": kind, "embedding_size": vocabulary, "vocab_size": vocabulary, "d_model": 4096, "mlp_hidden_size": 12288,
-        "n_layers": 32, "n_heads": 32, "n_kv_heads": 32, "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "weight_tying": False,
-        "mask_token_id": 126336, "block_type": "llama", "layer_norm_type": "rms", "activation_type": "silu", "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "model_type": kind,
+        "embedding_size": vocabulary,
+        "vocab_size": vocabulary,
+        "d_model": 4096,
+        "mlp_hidden_size": 12288,
+        "n_layers": 32,
+        "n_heads": 32,
+        "n_kv_heads": 32,
+        "rope_theta": 500000.0,
+        "rms_norm_eps": 1e-5,
+        "weight_tying": False,
+        "mask_token_id": 126336,
+        "block_type": "llama",
+        "layer_norm_type": "rms",
+        "activation_type": "silu",
+        "torch_dtype": "bfloat16",
+    }
 
 
 # Published shapes by profile, and the parameters they have in thousand millions.
@@ -77,8 +108,12 @@ def test_a_profile_fits_the_published_shape(name, tmp_path):
     found = {need.stage: need for need in needs(params, tmp_path)}
     assert found["base"].weights == pytest.approx(2e9 * billions, rel=0.005)
     family = FAMILIES[architecture_of(config, directory).family]
-    for sampler in [one.sampler for one in params.evaluate.values()] + [one.sampler for one in params.rl.values()]:
-        assert family.attention == "full" or not sampler.approximate, "a block-causal family refuses approximate caches"
+    for sampler in [one.sampler for one in params.evaluate.values()] + [
+        one.sampler for one in params.rl.values()
+    ]:
+        assert family.attention == "full" or not sampler.approximate, (
+            "a block-causal family refuses approximate caches"
+        )
         assert sampler.max_prompt_tokens + sampler.max_new_tokens <= 40960
     for round_ in params.rl.values():
         assert (round_.shrink == 1) is (family.attention == "block_causal")
@@ -93,6 +128,8 @@ def test_dvc_makes_a_pipeline_of_every_profile(tmp_path, monkeypatch):
         with Repo() as repo:
             stages = {stage.addressing for stage in repo.index.stages}
         params = profile(name)
-        rounds = {f"{kind}@{one}" for kind in ("sft", "rl", "evaluate") for one in getattr(params, kind)}
+        rounds = {
+            f"{kind}@{one}" for kind in ("sft", "rl", "evaluate") for one in getattr(params, kind)
+        }
         assert stages >= rounds | {"tasks", "base", "traces", "report"}
         assert {stage for stage in stages if "@" in stage} >= rounds

@@ -1,4 +1,5 @@
-"""Laws of the project itself: which way imports point, what the library must not know, and what no committed file may hold."""
+"""Laws of the project itself: which way imports point, what the library must not know, and what no
+committed file may hold."""
 
 import ast
 import os
@@ -16,8 +17,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 
-# A module may import what stands in an earlier layer, and a package's modules each other. Evaluation stands before training because
-# reinforcement learning watches its held-out accuracy.
+# A module may import what stands in an earlier layer, and a package's modules each other.
+# Evaluation stands before training because reinforcement learning watches its held-out accuracy.
 LAYERS = [
     {"errors", "seeds"},
     {"config", "disk", "distributed"},
@@ -36,7 +37,8 @@ LEVELS = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 # The two places that meet the outside: the command line, and the launcher's rank variables.
 MAY_MEET_THE_OUTSIDE = {"cli.py", "distributed.py"}
 
-# The one module whose code runs untrusted programs. It is sent into a sandbox as text; nothing outside calls what executes.
+# The one module whose code runs untrusted programs. It is sent into a sandbox as text; nothing
+# outside calls what executes.
 RUNS_INSIDE_A_SANDBOX = {"rewards/guest.py"}
 
 # The patterns are written so that they do not match themselves.
@@ -62,7 +64,8 @@ def syntax(path: Path) -> list[ast.expr | ast.stmt | ast.keyword]:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, absolute dotted name) of everything `path` imports, anywhere in the file; `from a import b` gives a.b."""
+    """(line, absolute dotted name) of everything `path` imports, anywhere in the file; `from a
+    import b` gives a.b."""
     package = ["tracerl", *Path(name_in_package(path)).parent.parts]
     for node in syntax(path):
         if isinstance(node, ast.Import):
@@ -108,16 +111,30 @@ def test_imports_point_downward_only():
 
 def test_the_library_knows_neither_prefect_nor_dvc_nor_their_scripts():
     outer = {"prefect", "dvc", "stages", "flows", "tests"}
-    wrong = [f"{name_in_package(path)}:{line}: {name}" for path in SOURCES for line, name in imports(path) if top(name) in outer]
+    wrong = [
+        f"{name_in_package(path)}:{line}: {name}"
+        for path in SOURCES
+        for line, name in imports(path)
+        if top(name) in outer
+    ]
     assert not wrong, "\n" + "\n".join(wrong)
 
 
 def test_what_computes_nothing_with_torch_does_not_wait_for_it():
-    """Nor for Great Expectations where nothing is judged: each costs seconds whenever a stage or the command line starts."""
-    modules = ["stages.tasks", "stages.report", "stages.validate", "tracerl.cli", "tracerl.store.check"]
+    """Nor for Great Expectations where nothing is judged: each costs seconds whenever a stage or
+    the command line starts."""
+    modules = [
+        "stages.tasks",
+        "stages.report",
+        "stages.validate",
+        "tracerl.cli",
+        "tracerl.store.check",
+    ]
     heavy = {"torch", "transformers", "sympy", "great_expectations", "pandas"}
     program = f"import sys, {', '.join(modules)}; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
@@ -128,9 +145,17 @@ def test_the_library_neither_prints_nor_reads_the_environment_or_the_command_lin
     for path in SOURCES:
         if name_in_package(path) in MAY_MEET_THE_OUTSIDE:
             continue
-        wrong += [f"{name_in_package(path)}:{line}: {name}" for line, name in imports(path) if name in attributes]
+        wrong += [
+            f"{name_in_package(path)}:{line}: {name}"
+            for line, name in imports(path)
+            if name in attributes
+        ]
         for node in syntax(path):
-            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+            called = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in names
+            )
             read = isinstance(node, ast.Attribute) and ast.unparse(node) in attributes
             if called or read:
                 wrong.append(f"{name_in_package(path)}:{node.lineno}: {ast.unparse(node)}")
@@ -140,15 +165,33 @@ def test_the_library_neither_prints_nor_reads_the_environment_or_the_command_lin
 def test_the_library_runs_no_code_that_came_as_data():
     wrong = []
     for path in SOURCES:
-        wrong += [f"{name_in_package(path)}:{line}: {name}" for line, name in imports(path) if top(name) in PICKLE_MODULES]
-        wrong += [f"{name_in_package(path)}:{line}: {name}" for line, name in imports(path) if name == "torch.load"]
+        wrong += [
+            f"{name_in_package(path)}:{line}: {name}"
+            for line, name in imports(path)
+            if top(name) in PICKLE_MODULES
+        ]
+        wrong += [
+            f"{name_in_package(path)}:{line}: {name}"
+            for line, name in imports(path)
+            if name == "torch.load"
+        ]
         for node in syntax(path):
-            evaluates = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}
+            evaluates = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in {"eval", "exec"}
+            )
             unpickles = isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load"
             trusts = (
-                isinstance(node, ast.keyword) and node.arg in {"trust_remote_code", "allow_pickle"} and ast.unparse(node.value) != "False"
+                isinstance(node, ast.keyword)
+                and node.arg in {"trust_remote_code", "allow_pickle"}
+                and ast.unparse(node.value) != "False"
             )
-            if unpickles or trusts or (evaluates and name_in_package(path) not in RUNS_INSIDE_A_SANDBOX):
+            if (
+                unpickles
+                or trusts
+                or (evaluates and name_in_package(path) not in RUNS_INSIDE_A_SANDBOX)
+            ):
                 wrong.append(f"{name_in_package(path)}:{node.lineno}: {ast.unparse(node)}")
     assert not wrong, "\n" + "\n".join(wrong)
 
@@ -167,15 +210,21 @@ def test_the_lock_holds_exact_versions_only_and_fits_the_declared_ranges():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
-    assert [line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line)] == []
-    locked = {canonicalize_name(name): version for name, version in (line.split("==") for line in pins)}
+    assert [
+        line for line in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line)
+    ] == []
+    locked = {
+        canonicalize_name(name): version for name, version in (line.split("==") for line in pins)
+    }
     assert locked[canonicalize_name("torch")] == "2.13.0"
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *extras["deepspeed"], *extras["dev"]]:
         requirement = Requirement(text)
         version = locked.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not locked: run `make lock`"
-        assert requirement.specifier.contains(version, prereleases=True), f"{requirement} is locked at {version}: run `make lock`"
+        assert requirement.specifier.contains(version, prereleases=True), (
+            f"{requirement} is locked at {version}: run `make lock`"
+        )
 
 
 def test_the_readme_and_pyproject_name_the_same_extras():
@@ -183,7 +232,17 @@ def test_the_readme_and_pyproject_name_the_same_extras():
     if not readme.exists():
         pytest.skip("there is no README yet")
     text = readme.read_text(encoding="utf-8")
-    declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
-    installed = {extra.strip() for names in re.findall(r"(?<!\w)(?:\.|tracerl)\[([\w, -]+)\]", text) for extra in names.split(",")}
+    declared = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+    )
+    installed = {
+        extra.strip()
+        for names in re.findall(r"(?<!\w)(?:\.|tracerl)\[([\w, -]+)\]", text)
+        for extra in names.split(",")
+    }
     assert installed - declared == set(), "the README installs extras that do not exist"
-    assert {extra for extra in declared if f"`{extra}`" not in text} == set(), "the README does not say what these extras are for"
+    assert {extra for extra in declared if f"`{extra}`" not in text} == set(), (
+        "the README does not say what these extras are for"
+    )

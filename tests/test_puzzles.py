@@ -1,5 +1,5 @@
-# ruff: noqa: E501 (tables)
-"""Laws of the puzzles: graded by their rules, solved by the steps that are written, and nothing evaluated that a model wrote."""
+"""Laws of the puzzles: graded by their rules, solved by the steps that are written, and nothing
+evaluated that a model wrote."""
 
 import csv
 import json
@@ -76,12 +76,41 @@ def test_a_sudoku_step_follows_from_the_board_before_it():
 
 
 COUNTDOWN = [
-    ("3*5+7", True), ("7+(5*3)", True), ("3*5+7=22", True), (" 3 * 5 + 7 ", True), ("3×5+7", True), ("(3)*(5)+(7)", True),  # noqa: RUF001
-    ("3*5+7=23", False), ("22", False), ("15+7", False), ("3*5+7+0", False), ("3*5+7*1", False), ("3*5", False), ("3*5+7+7-7", False), ("35-7", False),
-    ("3*5+7)", False), ("(3*5+7", False), ("3**5", False), ("3//5", False), ("", False), ("()", False), ("3*5+-7", False), ("-(3)*5+7", False),
-    ("__import__('os').system('true')", False), ("3*5+7 #", False), ("3*5+7;", False), ("3,5,7", False), ("3 5 7", False), ("3*5+7==22", False),
-    ("(3*5+7)/(7-7)", False), ("3/0+5*7", False), ("3*5+7" + "+0" * 5000, False), ("(" * 90 + "3*5+7" + ")" * 90, True), ("٣*5+7", False), ("3*5+7\x00", False),
-]  # fmt: skip
+    ("3*5+7", True),
+    ("7+(5*3)", True),
+    ("3*5+7=22", True),
+    (" 3 * 5 + 7 ", True),
+    ("3×5+7", True),  # noqa: RUF001
+    ("(3)*(5)+(7)", True),
+    ("3*5+7=23", False),
+    ("22", False),
+    ("15+7", False),
+    ("3*5+7+0", False),
+    ("3*5+7*1", False),
+    ("3*5", False),
+    ("3*5+7+7-7", False),
+    ("35-7", False),
+    ("3*5+7)", False),
+    ("(3*5+7", False),
+    ("3**5", False),
+    ("3//5", False),
+    ("", False),
+    ("()", False),
+    ("3*5+-7", False),
+    ("-(3)*5+7", False),
+    ("__import__('os').system('true')", False),
+    ("3*5+7 #", False),
+    ("3*5+7;", False),
+    ("3,5,7", False),
+    ("3 5 7", False),
+    ("3*5+7==22", False),
+    ("(3*5+7)/(7-7)", False),
+    ("3/0+5*7", False),
+    ("3*5+7" + "+0" * 5000, False),
+    ("(" * 90 + "3*5+7" + ")" * 90, True),
+    ("٣*5+7", False),
+    ("3*5+7\x00", False),
+]
 
 
 @pytest.mark.parametrize(("given", "right"), COUNTDOWN)
@@ -91,7 +120,9 @@ def test_countdown_pays_an_expression_of_exactly_the_numbers_with_the_value(give
 
 @given(
     st.recursive(
-        st.integers(0, 99).map(str), lambda e: st.tuples(e, st.sampled_from("+-*/"), e).map(lambda t: f"({t[0]}{t[1]}{t[2]})"), max_leaves=6
+        st.integers(0, 99).map(str),
+        lambda e: st.tuples(e, st.sampled_from("+-*/"), e).map(lambda t: f"({t[0]}{t[1]}{t[2]})"),
+        max_leaves=6,
     )
 )
 @settings(derandomize=True, deadline=None)
@@ -106,7 +137,12 @@ def test_an_expression_has_the_value_that_exact_arithmetic_gives(text):
         kind = type(node.op).__name__
         if a is None or b is None or (kind == "Div" and b == 0):
             return None
-        return {"Add": lambda: a + b, "Sub": lambda: a - b, "Mult": lambda: a * b, "Div": lambda: a / b}[kind]()
+        return {
+            "Add": lambda: a + b,
+            "Sub": lambda: a - b,
+            "Mult": lambda: a * b,
+            "Div": lambda: a / b,
+        }[kind]()
 
     plain = "".join(str(int(part)) if part.isdigit() else part for part in re.split(r"(\d+)", text))
     if len(plain) <= 200:
@@ -119,7 +155,10 @@ def test_an_expression_has_the_value_that_exact_arithmetic_gives(text):
 @settings(derandomize=True, deadline=None)
 def test_no_text_at_all_is_an_error(text):
     for kind, spec in (("countdown", "3,5,7=22"), ("sudoku", "1320400131422403"), ("gym", "")):
-        assert verdict(Task("t", "t", kind, "test", 1, "p", "a", "", spec), text) in ("correct", "wrong")
+        assert verdict(Task("t", "t", kind, "test", 1, "p", "a", "", spec), text) in (
+            "correct",
+            "wrong",
+        )
 
 
 def test_sudoku_is_graded_by_the_rules():
@@ -127,7 +166,10 @@ def test_sudoku_is_graded_by_the_rules():
     grids = puzzles.valid_grids(spec)
     assert len(grids) > 1
     assert all(puzzles.is_sudoku_answer(spec, grid) for grid in grids)
-    assert all(puzzles.is_sudoku_answer(spec, "\n".join(" ".join(grid[i : i + 4]) for i in (0, 4, 8, 12))) for grid in grids[:5])
+    assert all(
+        puzzles.is_sudoku_answer(spec, "\n".join(" ".join(grid[i : i + 4]) for i in (0, 4, 8, 12)))
+        for grid in grids[:5]
+    )
     good = grids[0]
     for bad in (
         spec,
@@ -175,11 +217,20 @@ def calculated(operator, a, b):
     """Exact value, None after a division by zero."""
     if a is None or b is None or (operator == "/" and b == 0):
         return None
-    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: Fraction(a) / b}[operator]()
+    return {
+        "+": lambda: a + b,
+        "-": lambda: a - b,
+        "*": lambda: a * b,
+        "/": lambda: Fraction(a) / b,
+    }[operator]()
 
 
 def test_published_countdowns_accept_right_expressions_and_reject_each_wrong_kind():
-    rows = [json.loads(line) for line in published("d1_countdown_cd3_test.jsonl").read_text().splitlines() if line.strip()]
+    rows = [
+        json.loads(line)
+        for line in published("d1_countdown_cd3_test.jsonl").read_text().splitlines()
+        if line.strip()
+    ]
     assert len(rows) == 256
     for row in rows:
         a, b, c = (int(n) for n in row["input"].split(","))
@@ -189,8 +240,13 @@ def test_published_countdowns_accept_right_expressions_and_reject_each_wrong_kin
             for p in "+-*/":
                 for q in "+-*/":
                     left = (f"({x}{p}{y}){q}{z}", calculated(q, calculated(p, x, y), z))
-                    for text, value in (left, (f"{x}{p}({y}{q}{z})", calculated(p, x, calculated(q, y, z)))):
-                        assert puzzles.is_countdown_answer(spec, text) is (value == int(row["output"])), text
+                    for text, value in (
+                        left,
+                        (f"{x}{p}({y}{q}{z})", calculated(p, x, calculated(q, y, z))),
+                    ):
+                        assert puzzles.is_countdown_answer(spec, text) is (
+                            value == int(row["output"])
+                        ), text
                         right = text if value == int(row["output"]) else right
         assert right is not None
         for kind in (

@@ -11,11 +11,18 @@ from tracerl.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.strip()]
+COMMANDS = [
+    line
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "tracerl sql" in line])
-def test_every_query_of_the_readme_is_answered(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_query_of_the_readme_is_answered(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path, small_params())
     monkeypatch.chdir(tmp_path)
     arguments = shlex.split(command, comments=True)[1:]
@@ -32,6 +39,8 @@ def test_every_make_target_of_the_readme_exists() -> None:
 
 
 def test_every_path_of_the_readme_exists() -> None:
-    named = re.findall(r"`((?:src|stages|docs|tests)/[A-Za-z0-9_./-]+|[a-z]+\.(?:yaml|md|toml))`", README)
+    named = re.findall(
+        r"`((?:src|stages|docs|tests)/[A-Za-z0-9_./-]+|[a-z]+\.(?:yaml|md|toml))`", README
+    )
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []

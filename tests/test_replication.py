@@ -1,5 +1,6 @@
-"""The replication: the table of claims is complete, its pipeline is the one committed, its rule decides crafted numbers rightly, one cell
-runs from end to end, and its page is a function of the numbers.
+"""The replication: the table of claims is complete, its pipeline is the one committed, its rule
+decides crafted numbers rightly, one cell runs from end to end, and its page is a function of the
+numbers.
 """
 
 import copy
@@ -43,7 +44,16 @@ JUDGING = yaml.safe_load((ROOT / "replication" / "dvc.yaml").read_text())["stage
 
 
 def test_every_claim_says_what_refutes_it_and_its_cells_are_there_on_three_seeds() -> None:
-    assert list(TABLE["claims"]) == ["sft", "rl", "value", "enlarge", "speed", "long", "order", "grid"]
+    assert list(TABLE["claims"]) == [
+        "sft",
+        "rl",
+        "value",
+        "enlarge",
+        "speed",
+        "long",
+        "order",
+        "grid",
+    ]
     assert TABLE["plans"]["full"]["seeds"] == [1, 2, 3]
     for claim in TABLE["claims"].values():
         assert claim["refuted_if"]
@@ -52,14 +62,20 @@ def test_every_claim_says_what_refutes_it_and_its_cells_are_there_on_three_seeds
             assert test["refuted_below"] >= test["above"]
             mine = [one for one in FULL if one.family == test["family"]]
             assert len(mine) == 3
-            assert all(judge.is_there(one, cell, test) for one in mine for cell in [*test["plus"], *test["minus"]])
+            assert all(
+                judge.is_there(one, cell, test)
+                for one in mine
+                for cell in [*test["plus"], *test["minus"]]
+            )
 
 
 def test_what_is_shown_and_drawn_is_there_on_the_first_seed_at_least() -> None:
     for claim in TABLE["claims"].values():
         for test in claim["shown"]:
             first = next(one for one in FULL if one.family == test["family"])
-            assert all(judge.is_there(first, cell, test) for cell in [*test["plus"], *test["minus"]])
+            assert all(
+                judge.is_there(first, cell, test) for cell in [*test["plus"], *test["minus"]]
+            )
         for chart in claim["curves"]:
             first = next(one for one in FULL if one.family == chart["family"])
             assert set(chart["rounds"]) <= set(first.params["rl"])
@@ -73,7 +89,9 @@ def test_every_method_is_run_once_and_ablations_on_one_seed() -> None:
 
 def test_every_round_is_asked_or_started_from() -> None:
     for one in FULL:
-        used = {section.get("init") or section.get("checkpoint") for _, name, section in sections(one)}
+        used = {
+            section.get("init") or section.get("checkpoint") for _, name, section in sections(one)
+        }
         assert used >= {f"{kind}@{name}" for kind, name, _ in sections(one) if kind != "evaluate"}
 
 
@@ -84,23 +102,33 @@ def sections(one: plan.World) -> list[tuple[str, str, dict[str, Any]]]:
 def test_a_look_shortens_what_is_compared_alike() -> None:
     fast = plan.worlds(TABLE, "fast", DEFAULTS)
     for small, whole in zip(fast, FULL[:2], strict=True):
-        shares = [one["num_steps"] / whole.params["sft"][name]["num_steps"] for name, one in small.params["sft"].items()]
+        shares = [
+            one["num_steps"] / whole.params["sft"][name]["num_steps"]
+            for name, one in small.params["sft"].items()
+        ]
         assert max(shares) / min(shares) < 1.01
-        shares = [one["iterations"] / whole.params["rl"][name]["iterations"] for name, one in small.params["rl"].items()]
+        shares = [
+            one["iterations"] / whole.params["rl"][name]["iterations"]
+            for name, one in small.params["rl"].items()
+        ]
         assert max(shares) / min(shares) < 1.02
 
 
 def test_the_committed_pipelines_are_the_ones_the_table_asks_for(tmp_path: Path) -> None:
     plan.write(tmp_path)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("dvc.yaml")}
-    kept = {path.relative_to(ROOT / "replication"): path.read_text() for path in (ROOT / "replication").rglob("dvc.yaml")}
+    kept = {
+        path.relative_to(ROOT / "replication"): path.read_text()
+        for path in (ROOT / "replication").rglob("dvc.yaml")
+    }
     assert len(made) == 1 + 8
     assert kept == made, "run python -m replication.plan"
 
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git keeps of replication/, after `python -m replication.plan`, beside code that Python has compiled."""
+    """What git keeps of replication/, after `python -m replication.plan`, beside code that Python
+    has compiled."""
     top = tmp_path_factory.mktemp("copied")
     git(top, "init", "--quiet")
     folder = top / "replication"
@@ -125,7 +153,11 @@ def test_dvc_finds_every_cell(copied: Path) -> None:
 
 
 def test_what_python_compiles_is_no_part_of_what_a_cell_depends_on(copied: Path) -> None:
-    stage = next(one for one in Repo(str(copied)).index.stages if one.addressing.endswith("sdar-1/dvc.yaml:base"))
+    stage = next(
+        one
+        for one in Repo(str(copied)).index.stages
+        if one.addressing.endswith("sdar-1/dvc.yaml:base")
+    )
     models = next(dep for dep in stage.deps if str(dep).endswith("models"))
     models.save()
     assert models.meta.nfiles == 1
@@ -134,8 +166,16 @@ def test_what_python_compiles_is_no_part_of_what_a_cell_depends_on(copied: Path)
 @pytest.mark.parametrize("kind", plan.KINDS)
 def test_a_cell_depends_on_all_the_code_it_runs(kind: str) -> None:
     entry = plan.pipeline(FULL[0])["stages"][kind]
-    deps = [dep.removeprefix("../../../").removeprefix(".") for dep in entry.get("do", entry)["deps"] if dep.startswith("../")]
-    missing = [file for file in needed(f"python -m stages.{kind}") if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)]
+    deps = [
+        dep.removeprefix("../../../").removeprefix(".")
+        for dep in entry.get("do", entry)["deps"]
+        if dep.startswith("../")
+    ]
+    missing = [
+        file
+        for file in needed(f"python -m stages.{kind}")
+        if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)
+    ]
     assert missing == []
     assert {"cell.py", "grid.py"} <= set(deps)
 
@@ -143,10 +183,16 @@ def test_a_cell_depends_on_all_the_code_it_runs(kind: str) -> None:
 @pytest.mark.parametrize("name", TABLE["plans"])
 def test_the_judging_depends_on_all_the_code_it_runs(name: str) -> None:
     deps = JUDGING[f"judge-{name}"]["deps"]
-    files = {path for file in ("judge.py", "page.py", "plan.py") for path in imported(ROOT / "replication" / file)}
+    files = {
+        path
+        for file in ("judge.py", "page.py", "plan.py")
+        for path in imported(ROOT / "replication" / file)
+    }
     names = {f".{path.relative_to(ROOT)}" for path in files if path.name != "__init__.py"}
     assert len(names) > 5
-    assert [path for path in names if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)] == []
+    assert [
+        path for path in names if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)
+    ] == []
     assert {"claims.yaml", "judge.py", "page.py", "page.html.j2", "plan.py"} <= set(deps)
 
 
@@ -175,7 +221,9 @@ BOUNDS = {"above": 0.0, "refuted_below": 0.01, "budget": "equal"}
         (0.001, 0.08, None, judge.UNDECIDED),
     ],
 )
-def test_a_verdict_follows_from_the_interval_and_the_budget(low: float, high: float, compute: float | None, verdict: str) -> None:
+def test_a_verdict_follows_from_the_interval_and_the_budget(
+    low: float, high: float, compute: float | None, verdict: str
+) -> None:
     found, why = judge.decide(low, high, BOUNDS, compute, tolerance=0.1)
     assert found == verdict
     assert bool(why) == (found == judge.UNDECIDED and compute != 1.0)
@@ -195,7 +243,9 @@ def test_a_claim_holds_if_all_its_tests_do_and_falls_with_one() -> None:
 def test_the_interval_draws_seeds_and_problems() -> None:
     rng = np.random.default_rng(0)
     assert judge.interval([np.full(50, 0.25)] * 3, RULE) == (0.25, 0.25)
-    low, high = judge.interval([np.zeros(50), np.ones(50)], RULE)  # seeds that disagree: problems say nothing
+    low, high = judge.interval(
+        [np.zeros(50), np.ones(50)], RULE
+    )  # seeds that disagree: problems say nothing
     assert (low, high) == (0.0, 1.0)
     noise = rng.normal(size=400)
     low, high = judge.interval([noise], RULE)  # one seed: the bootstrap of its problems
@@ -206,7 +256,10 @@ def test_the_interval_draws_seeds_and_problems() -> None:
 def test_differences_pair_problems_that_all_sides_were_asked() -> None:
     ours: judge.Values
     theirs: judge.Values
-    ours, theirs = {("a", "1"): 1.0, ("a", "2"): 0.0}, {("a", "2"): 1.0, ("a", "1"): 1.0, ("a", "3"): 0.0}
+    ours, theirs = (
+        {("a", "1"): 1.0, ("a", "2"): 0.0},
+        {("a", "2"): 1.0, ("a", "1"): 1.0, ("a", "3"): 0.0},
+    )
     assert judge.differences([ours, theirs], [1, -1]).tolist() == [0.0, -1.0]
     with pytest.raises(DataError, match="not asked one problem in common"):
         judge.differences([ours, {}], [1, -1])
@@ -218,7 +271,9 @@ def test_roughness_is_what_the_trend_and_the_draw_of_problems_leave() -> None:
     assert ramp[2:-2] == [0.0] * 6
     assert judge.roughness(np.array([0.0, 0.0, 5.0, 0.0, 0.0]), exact[:5])[("2",)] == 16.0
     rng, still, moving = np.random.default_rng(1), [], []
-    noise = rng.uniform(0.5, 1.5, size=12)  # a policy that stands still has no roughness, however few problems are drawn
+    noise = rng.uniform(
+        0.5, 1.5, size=12
+    )  # a policy that stands still has no roughness, however few problems are drawn
     for _ in range(4000):
         drawn = rng.normal(scale=noise**0.5)
         still.append(np.mean(list(judge.roughness(drawn, noise).values())))
@@ -235,14 +290,28 @@ def trajectory(prompt: int, response: int) -> Trajectory:
     ids = np.arange(3, 3 + prompt + response, dtype=np.int32)
     nothing = np.zeros(response, dtype=np.float32)
     steps = np.arange(1, response + 1, dtype=np.int32)
-    return Trajectory(prompt_ids=ids[:prompt], response_ids=ids[prompt:], step_map=steps, logprobs=nothing, filtered_logprobs=nothing,
-                      num_tokens=response, block_size=4, canvas_length=prompt + response, stop_reason="end")  # fmt: skip
+    return Trajectory(
+        prompt_ids=ids[:prompt],
+        response_ids=ids[prompt:],
+        step_map=steps,
+        logprobs=nothing,
+        filtered_logprobs=nothing,
+        num_tokens=response,
+        block_size=4,
+        canvas_length=prompt + response,
+        stop_reason="end",
+    )
 
 
 @pytest.mark.parametrize("prompt", [3, 5, 8])
-def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cell(prompt: int) -> None:
+def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cell(
+    prompt: int,
+) -> None:
     one, family = trajectory(prompt, 8), FAMILIES["sdar"]
-    plain = views.trace_plan(one, 4, family, 1), views.num_layout_tokens(one, views.trace_plan(one, 4, family, 1), 4, family)
+    plain = (
+        views.trace_plan(one, 4, family, 1),
+        views.num_layout_tokens(one, views.trace_plan(one, 4, family, 1), 4, family),
+    )
     with response_aligned():
         shifted = views.trace_plan(one, 4, family, 1)
         laid = views.build_views([one], [shifted], 4, family, mask_id=0)
@@ -250,7 +319,9 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
     seen = laid.layout.streams[0] != PAD
     clean = seen & (laid.layout.streams[0] == 0)
     wanted = np.floor((np.arange(prompt + 8) - prompt) / 4)
-    assert (laid.layout.blocks[0][clean] - laid.layout.blocks[0][clean][prompt]).tolist() == wanted.tolist()
+    assert (
+        laid.layout.blocks[0][clean] - laid.layout.blocks[0][clean][prompt]
+    ).tolist() == wanted.tolist()
     assert laid.input_ids[0][clean].tolist() == [*one.prompt_ids, *one.response_ids]
     assert sorted(laid.targets.tolist()) == one.response_ids.tolist()
     assert int((~seen).sum()) == -prompt % 4
@@ -274,10 +345,18 @@ def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     again.note(3, 4, [10, 0, 0, 100])  # saved after unit 2: the third is done again
     assert again.total(numbered=True)["complete"] is False
     again.note(4, 4, [20, 0, 0, 200])
-    assert again.total(numbered=True) == {"forwards": 40, "tokens": 0, "predicted": 0, "flops": 400, "complete": True}
+    assert again.total(numbered=True) == {
+        "forwards": 40,
+        "tokens": 0,
+        "predicted": 0,
+        "flops": 400,
+        "complete": True,
+    }
     again.note(2, 4, [20, 0, 0, 200])  # read from what is saved: it keeps its cost
     assert again.total(numbered=True)["forwards"] == 40
-    assert Work(path, "rl@x").total(numbered=True) == again.total(numbered=True)  # killed before it published: nothing is left to do
+    assert Work(path, "rl@x").total(numbered=True) == again.total(
+        numbered=True
+    )  # killed before it published: nothing is left to do
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +365,9 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     params = tiny_params()
     params["base"]["train"].update(num_steps=4)
     params["evaluation"].update(num_problems=4, remasking=["static"])
-    params["evaluate"] = {"base": {**params["evaluate"]["sft-short"], "checkpoint": "base", "tasks": ["sums-short"]}}
+    params["evaluate"] = {
+        "base": {**params["evaluate"]["sft-short"], "checkpoint": "base", "tasks": ["sums-short"]}
+    }
     write_params(folder, params)
     for cell in (("tasks", "-"), ("base", "-"), ("evaluate", "base")):
         run_stage(folder, "replication.cell", *cell, "sampler")
@@ -294,7 +375,10 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_tiny_cell_leaves_its_outputs_and_a_record_of_what_went_in(tiny_world: Path) -> None:
-    base, asked = (json.loads((tiny_world / "reports" / "records" / f"{name}.json").read_text()) for name in ("base", "evaluate@base"))
+    base, asked = (
+        json.loads((tiny_world / "reports" / "records" / f"{name}.json").read_text())
+        for name in ("base", "evaluate@base")
+    )
     assert base["budget"]["complete"] is True
     assert base["budget"]["forwards"] >= 4
     assert base["budget"]["flops"] > 0
@@ -311,7 +395,8 @@ def test_a_tiny_cell_leaves_its_outputs_and_a_record_of_what_went_in(tiny_world:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """Three seeds in which `good` solves every problem and `bad` none, at 1 and 2 times the compute, and one claim for each verdict."""
+    """Three seeds in which `good` solves every problem and `bad` none, at 1 and 2 times the
+    compute, and one claim for each verdict."""
     folder = tmp_path_factory.mktemp("judged")
     table = copy.deepcopy(TABLE)
     table["rule"]["resamples"] = 100
@@ -324,7 +409,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
             "rl": {"good": cell, "bad": cell, "rare": {**cell, "one_seed": True}, "lost": cell},
         }
     }
-    better = {"family": "sdar", "plus": ["rl-good"], "minus": ["rl-bad"], "metric": "accuracy", "remasking": "dynamic", **BOUNDS}
+    better = {
+        "family": "sdar",
+        "plus": ["rl-good"],
+        "minus": ["rl-bad"],
+        "metric": "accuracy",
+        "remasking": "dynamic",
+        **BOUNDS,
+    }
     worse = {**better, "plus": ["rl-bad"], "minus": ["rl-good"], "budget": "own"}
     same = {**better, "plus": ["rl-bad"], "minus": ["rl-bad"]}
     lost = {**better, "plus": ["rl-lost"]}
@@ -338,8 +430,17 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
         "remasking": "dynamic",
         "budget": "own",
     }
-    drawn = [{"family": "sdar", "remasking": "dynamic", "rounds": ["good", "bad"]}, {"family": "sdar", "reward": True, "rounds": ["rare"]}]
-    says = {"says": "one <b> is better", "source": "here", "refuted_if": "never", "shown": [], "curves": []}
+    drawn = [
+        {"family": "sdar", "remasking": "dynamic", "rounds": ["good", "bad"]},
+        {"family": "sdar", "reward": True, "rounds": ["rare"]},
+    ]
+    says = {
+        "says": "one <b> is better",
+        "source": "here",
+        "refuted_if": "never",
+        "shown": [],
+        "curves": [],
+    }
     table["claims"] = {
         "yes": {**says, "tests": [better], "shown": [shown], "curves": drawn},
         "no": {**says, "tests": [better, worse]},
@@ -349,51 +450,129 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     for one in plan.worlds(table, "full", DEFAULTS):
         root = folder / one.folder
         for name in one.params["rl"].keys() - {"lost"}:
-            rows = [make_rollout(task, 0, f"evaluate@rl-{name}/dynamic", 0, task.solution if name == "good" else "#", tokenizer)
-                    for task in make_tasks()]  # fmt: skip
-            write_rollouts(root / "data" / "evals" / f"rl-{name}" / "sums.parquet", rollout_table(rows))
+            rows = [
+                make_rollout(
+                    task,
+                    0,
+                    f"evaluate@rl-{name}/dynamic",
+                    0,
+                    task.solution if name == "good" else "#",
+                    tokenizer,
+                )
+                for task in make_tasks()
+            ]
+            write_rollouts(
+                root / "data" / "evals" / f"rl-{name}" / "sums.parquet", rollout_table(rows)
+            )
             for i in range(1, 8):
-                write_rollouts(root / "data" / "rollouts" / f"rl@{name}" / f"iter-{i:05d}.parquet", rollout_table(rows))
-            write_curve(root / "reports" / "curves" / f"rl@{name}.tsv", [{"iteration": i, "reward": 0.1 * one.seed} for i in range(1, 8)])
-            points = [{"iteration": i, "remasking": "dynamic", "accuracy": i / 10, "ci_low": 0.0, "ci_high": 1.0} for i in (0, 7)]
+                write_rollouts(
+                    root / "data" / "rollouts" / f"rl@{name}" / f"iter-{i:05d}.parquet",
+                    rollout_table(rows),
+                )
+            write_curve(
+                root / "reports" / "curves" / f"rl@{name}.tsv",
+                [{"iteration": i, "reward": 0.1 * one.seed} for i in range(1, 8)],
+            )
+            points = [
+                {
+                    "iteration": i,
+                    "remasking": "dynamic",
+                    "accuracy": i / 10,
+                    "ci_low": 0.0,
+                    "ci_high": 1.0,
+                }
+                for i in (0, 7)
+            ]
             write_curve(root / "reports" / "curves" / f"rl@{name}-held-out.tsv", points)
-            budget = {"forwards": 7, "tokens": 70, "predicted": 7, "flops": 100 if name == "good" else 200, "complete": True}
-            record = {"stage": f"rl@{name}", "grid": "sampler", "params_sha256": "ab" * 32, "inputs": {"x": "cd" * 32}, "budget": budget}
+            budget = {
+                "forwards": 7,
+                "tokens": 70,
+                "predicted": 7,
+                "flops": 100 if name == "good" else 200,
+                "complete": True,
+            }
+            record = {
+                "stage": f"rl@{name}",
+                "grid": "sampler",
+                "params_sha256": "ab" * 32,
+                "inputs": {"x": "cd" * 32},
+                "budget": budget,
+            }
             for stage in (f"rl@{name}", f"evaluate@rl-{name}"):
-                write_json(root / "reports" / "records" / f"{stage}.json", {**record, "stage": stage})
+                write_json(
+                    root / "reports" / "records" / f"{stage}.json", {**record, "stage": stage}
+                )
     verdicts = judge.judge("full", folder, table, DEFAULTS)
     return verdicts, render(verdicts, judge.curves("full", folder, table, DEFAULTS), [1, 2, 3])
 
 
 def test_verdicts_come_from_the_numbers(judged: tuple[dict[str, Any], str]) -> None:
     verdicts = judged[0]
-    assert {name: claim["verdict"] for name, claim in verdicts["claims"].items()} == {"yes": "held", "no": "not held", "open": "undecided"}
+    assert {name: claim["verdict"] for name, claim in verdicts["claims"].items()} == {
+        "yes": "held",
+        "no": "not held",
+        "open": "undecided",
+    }
     first, shown = verdicts["claims"]["yes"]["comparisons"]
-    assert (first["difference"], first["ci_low"], first["ci_high"], first["compute"]) == (1.0, 1.0, 1.0, 0.5)
+    assert (first["difference"], first["ci_low"], first["ci_high"], first["compute"]) == (
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+    )
     assert first["by_seed"] == {"1": 1.0, "2": 1.0, "3": 1.0}
     assert (shown["verdict"], list(shown["by_seed"])) == ("shown", ["1"])
     open_ones = verdicts["claims"]["open"]["comparisons"]
-    assert [one["verdict"] for one in open_ones] == ["held", "undecided", "undecided", "undecided", "held"]
+    assert [one["verdict"] for one in open_ones] == [
+        "held",
+        "undecided",
+        "undecided",
+        "undecided",
+        "held",
+    ]
     assert open_ones[2]["why"] == "both sides did alike on everything they were asked"
-    assert open_ones[3]["why"] == "sdar-1/rl-lost, sdar-2/rl-lost, sdar-3/rl-lost did not come to an end"
+    assert (
+        open_ones[3]["why"]
+        == "sdar-1/rl-lost, sdar-2/rl-lost, sdar-3/rl-lost did not come to an end"
+    )
 
 
-def test_rows_hold_every_cell_seed_and_metric_with_its_budget(judged: tuple[dict[str, Any], str]) -> None:
+def test_rows_hold_every_cell_seed_and_metric_with_its_budget(
+    judged: tuple[dict[str, Any], str],
+) -> None:
     rows = judged[0]["rows"]
-    assert set(rows[0]) == {"claim", "cell", "seed", "metric", "value", "ci_low", "ci_high", "budget_forwards"}
+    assert set(rows[0]) == {
+        "claim",
+        "cell",
+        "seed",
+        "metric",
+        "value",
+        "ci_low",
+        "ci_high",
+        "budget_forwards",
+    }
     good = [row for row in rows if row["claim"] == "yes" and row["cell"] == "sdar/rl-good"]
     assert [(row["seed"], row["metric"], row["value"], row["budget_forwards"]) for row in good] == [
         (seed, "accuracy, dynamic", 1.0, 7) for seed in (1, 2, 3)
     ]
     assert len(judged[0]["cells"]) == 14
-    assert all(record["params_sha256"] and record["inputs"] for record in judged[0]["cells"].values())
+    assert all(
+        record["params_sha256"] and record["inputs"] for record in judged[0]["cells"].values()
+    )
 
 
-def test_the_page_says_the_verdicts_and_needs_nothing_but_itself(judged: tuple[dict[str, Any], str]) -> None:
+def test_the_page_says_the_verdicts_and_needs_nothing_but_itself(
+    judged: tuple[dict[str, Any], str],
+) -> None:
     page = judged[1]
-    assert [re.sub("<.*?>", "", cell) for cell in re.findall(r'<td class="name (?:held|not-held|undecided)">(.*?)</td>', page)] == [
-        "held", "not held", "undecided",
-    ]  # fmt: skip
+    assert [
+        re.sub("<.*?>", "", cell)
+        for cell in re.findall(r'<td class="name (?:held|not-held|undecided)">(.*?)</td>', page)
+    ] == [
+        "held",
+        "not held",
+        "undecided",
+    ]
     assert "one &lt;b&gt; is better" in page
     assert page.count('<svg class="chart"') == 2
     assert page.count("<polygon") == 3
@@ -402,6 +581,13 @@ def test_the_page_says_the_verdicts_and_needs_nothing_but_itself(judged: tuple[d
 
 
 def test_the_readme_says_the_verdicts_of_the_committed_run() -> None:
-    shown = (ROOT / "README.md").read_text().split("<!-- replication:begin -->")[1].split("<!-- replication:end -->")[0]
+    shown = (
+        (ROOT / "README.md")
+        .read_text()
+        .split("<!-- replication:begin -->")[1]
+        .split("<!-- replication:end -->")[0]
+    )
     found = json.loads((ROOT / "reports" / "metrics" / "replication.json").read_text())["claims"]
-    assert shown.strip() == verdict_table([found[name] for name in TABLE["claims"]]), "put what `make replicate` says between the markers"
+    assert shown.strip() == verdict_table([found[name] for name in TABLE["claims"]]), (
+        "put what `make replicate` says between the markers"
+    )

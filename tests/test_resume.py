@@ -1,8 +1,11 @@
-"""A stage killed at any moment and started again ends as if it had never been disturbed: the same bytes, and nothing left behind.
+"""A stage killed at any moment and started again ends as if it had never been disturbed: the same
+bytes, and nothing left behind.
 
-SIGKILL falls at random moments (fixed seed): up to a tenth of a second after the n-th change that the stage makes in its scratch folder, n
-drawn anew for each kill. Finished units are kept, not made again: a stage that started over after every kill would end with the same
-bytes too. The round of RL has all that a round can remember: a value model, an order module, a reference that moves, and phases.
+SIGKILL falls at random moments (fixed seed): up to a tenth of a second after the n-th change that
+the stage makes in its scratch folder, n drawn anew for each kill. Finished units are kept, not made
+again: a stage that started over after every kill would end with the same bytes too. The round of RL
+has all that a round can remember: a value model, an order module, a reference that moves, and
+phases.
 """
 
 import json
@@ -22,7 +25,12 @@ from tracerl.store.files import read_rollouts
 pytestmark = pytest.mark.timeout(600)
 
 NUM_KILLS = 5
-STAGES = {"traces": ("traces",), "sft": ("sft", "short"), "rl": ("rl", "short"), "evaluate": ("evaluate", "sft-short")}
+STAGES = {
+    "traces": ("traces",),
+    "sft": ("sft", "short"),
+    "rl": ("rl", "short"),
+    "evaluate": ("evaluate", "sft-short"),
+}
 OUTPUTS = {
     "traces": ["traces"],
     "sft": ["checkpoints/sft@short"],
@@ -35,14 +43,31 @@ def resumable_params() -> dict[str, Any]:
     """The small params, with rl.short carrying state of every kind from iteration to iteration."""
     params = tiny_params()
     optimizer = {**params["rl"]["short"]["optimizer"], "lr": 0.01}
-    value = {"start": "policy", "discount": 1.0, "trace": 0.95, "clip": 0.2, "every": 2, "updates": 2, "optimizer": optimizer}
+    value = {
+        "start": "policy",
+        "discount": 1.0,
+        "trace": 0.95,
+        "clip": 0.2,
+        "every": 2,
+        "updates": 2,
+        "optimizer": optimizer,
+    }
     phases = [
         {"name": "easy", "until": {"accuracy": 0.0, "over": 2}, "tasks": {"sums-short": 1}},
         {"name": "both", "iterations": 1, "sampler": {"block_size": 2, "steps_per_block": 2}},
     ]
-    sampler = {**params["rl"]["short"]["sampler"], "remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "module"}
-    params["rl"]["short"].update(advantages="gae", value=value, kl_to="synced", sync_every=3, phases=phases)
-    params["rl"]["short"].update(method="mask_aware", segments=4, order_weight=1.0, order_clip=[0.2, 0.2], sampler=sampler)
+    sampler = {
+        **params["rl"]["short"]["sampler"],
+        "remasking": "plackett_luce",
+        "order_temperature": 0.5,
+        "order_score": "module",
+    }
+    params["rl"]["short"].update(
+        advantages="gae", value=value, kl_to="synced", sync_every=3, phases=phases
+    )
+    params["rl"]["short"].update(
+        method="mask_aware", segments=4, order_weight=1.0, order_clip=[0.2, 0.2], sampler=sampler
+    )
     return params
 
 
@@ -57,14 +82,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: Path, stage: str) -> None:
+def test_a_killed_stage_resumes_to_the_same_bytes(
+    undisturbed: Path, tmp_path: Path, stage: str
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(undisturbed, folder)
     remove_outputs(folder, stage)
     rng, kills, attempts, kept = random.Random(f"kill {stage}"), 0, 0, 0
-    while kills < NUM_KILLS or not kept:  # `kept`: kills that hit a stage which had finished work to go on from
+    while (
+        kills < NUM_KILLS or not kept
+    ):  # `kept`: kills that hit a stage which had finished work to go on from
         attempts += 1
-        assert attempts < 40, f"{kills} kills hit a running stage, {kept} of them one that had resumed"
+        assert attempts < 40, (
+            f"{kills} kills hit a running stage, {kept} of them one that had resumed"
+        )
         seen, finished_before = snapshot(folder), finished(folder)
         process = RunningStage(folder, *STAGES[stage])
         for _ in range(rng.randint(1, 16)):
@@ -75,20 +106,27 @@ def test_a_killed_stage_resumes_to_the_same_bytes(undisturbed: Path, tmp_path: P
         process.kill()
         process.ended()
         after = finished(folder)
-        if not after and not snapshot(folder):  # it was done first: start over, so that every kill hits work in progress
+        if not after and not snapshot(
+            folder
+        ):  # it was done first: start over, so that every kill hits work in progress
             remove_outputs(folder, stage)
             continue
         kills += 1
         kept += bool(finished_before)
-        assert all(after[unit] >= number for unit, number in finished_before.items()), "finished work was made again"
+        assert all(after[unit] >= number for unit, number in finished_before.items()), (
+            "finished work was made again"
+        )
     run_stage(folder, *STAGES[stage])
     assert digests(folder) == digests(undisturbed)
     assert not list((folder / "data" / "scratch").iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_stage_asked_to_stop_saves_the_step_it_is_in(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """Long before the next save was due; and its curve, which averages over the steps since the last row, is the same in the end."""
+def test_a_stage_asked_to_stop_saves_the_step_it_is_in(
+    undisturbed: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Long before the next save was due; and its curve, which averages over the steps since the
+    last row, is the same in the end."""
     params = resumable_params()
     params["sft"]["short"]["save_every"] = params["sft"]["short"]["num_steps"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -127,7 +165,8 @@ def test_two_processes_do_not_work_on_one_stage(undisturbed: Path, tmp_path: Pat
 
 
 def test_a_round_tells_in_which_phase_each_iteration_was(undisturbed: Path) -> None:
-    """And its value model, its figures and the rollouts at the phase's block size are there: what the kills above are about."""
+    """And its value model, its figures and the rollouts at the phase's block size are there: what
+    the kills above are about."""
     curve = (undisturbed / "reports" / "curves" / "rl@short.tsv").read_text().splitlines()
     rows = [dict(zip(curve[0].split("\t"), line.split("\t"), strict=True)) for line in curve[1:]]
     assert [row["phase"] for row in rows] == ["easy", "easy", "both", "easy"]
@@ -135,8 +174,13 @@ def test_a_round_tells_in_which_phase_each_iteration_was(undisturbed: Path) -> N
     metrics = json.loads((undisturbed / "reports" / "metrics" / "rl@short.json").read_text())
     assert metrics["phases"] == {"easy": 3, "both": 1}
     for part in ("value", "order"):
-        assert (undisturbed / "data" / "checkpoints" / "rl@short" / part / "model.safetensors").is_file()
-    blocks = [set(read_rollouts(path)["block_size"].to_pylist()) for path in (undisturbed / "data/rollouts/rl@short").glob("iter-00003*")]
+        assert (
+            undisturbed / "data" / "checkpoints" / "rl@short" / part / "model.safetensors"
+        ).is_file()
+    blocks = [
+        set(read_rollouts(path)["block_size"].to_pylist())
+        for path in (undisturbed / "data/rollouts/rl@short").glob("iter-00003*")
+    ]
     assert blocks == [{2}]
 
 
@@ -147,11 +191,15 @@ def remove_outputs(folder: Path, stage: str) -> None:
 
 
 def finished(folder: Path) -> dict[str, float]:
-    """Saved units of work in the scratch folder, with a number that falls or rises when one is made again.
+    """Saved units of work in the scratch folder, with a number that falls or rises when one is made
+    again.
 
-    Where there is a state file: the optimizer steps in it (they may only rise). Else each finished file and minus its time of change.
+    Where there is a state file: the optimizer steps in it (they may only rise). Else each finished
+    file and minus its time of change.
     """
-    directories = [path for path in (folder / "data" / "scratch").glob("*") if path.suffix != ".tmp"]
+    directories = [
+        path for path in (folder / "data" / "scratch").glob("*") if path.suffix != ".tmp"
+    ]
     if not directories:
         return {}
     (directory,) = directories
@@ -165,8 +213,12 @@ def finished(folder: Path) -> dict[str, float]:
 
 
 def snapshot(folder: Path) -> list[tuple[str, int]]:
-    """What the stage has in its scratch folder, with times of change; empty while it is being removed."""
+    """What the stage has in its scratch folder, with times of change; empty while it is being
+    removed."""
     try:
-        return [(str(path), path.stat().st_mtime_ns) for path in sorted((folder / "data" / "scratch").rglob("*"))]
+        return [
+            (str(path), path.stat().st_mtime_ns)
+            for path in sorted((folder / "data" / "scratch").rglob("*"))
+        ]
     except FileNotFoundError:
         return []

@@ -1,4 +1,5 @@
-"""What the stages promise beyond the library: imported checkpoints, and results that do not depend on how often they are made."""
+"""What the stages promise beyond the library: imported checkpoints, and results that do not depend
+on how often they are made."""
 
 import json
 from pathlib import Path
@@ -23,7 +24,12 @@ def test_a_local_checkpoint_is_imported_as_it_is(tmp_path: Path) -> None:
     imported = tmp_path / "second" / "data" / "checkpoints" / "base"
     assert digests(imported) == digests(trained)
     assert "lm_head.weight" in load_file(imported / "model.safetensors")
-    names = [json.loads((tmp_path / run / "reports" / "metrics" / "base.json").read_text())["policy_hash"] for run in ("first", "second")]
+    names = [
+        json.loads((tmp_path / run / "reports" / "metrics" / "base.json").read_text())[
+            "policy_hash"
+        ]
+        for run in ("first", "second")
+    ]
     assert names[0] == names[1]
 
 
@@ -40,7 +46,9 @@ def params() -> Params:
     return parse_params(tiny_params(), "here")
 
 
-def test_a_stage_leaves_the_scratch_of_others_alone(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_leaves_the_scratch_of_others_alone(
+    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(context, "SCRATCH", tmp_path)
     other = context.workspace("evaluate@wide-k8", params, params.report, []).directory
     stale = tmp_path / "evaluate@wide-0123456789ab"
@@ -49,7 +57,9 @@ def test_a_stage_leaves_the_scratch_of_others_alone(params: Params, tmp_path: Pa
     assert sorted(tmp_path.iterdir()) == sorted([other, own])
 
 
-def test_a_fingerprint_follows_params_seed_threads_inputs_and_code(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fingerprint_follows_params_seed_threads_inputs_and_code(
+    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(context, "SCRATCH", tmp_path / "scratch")
     monkeypatch.setattr(context, "CODE", tmp_path / "code")
     source = tmp_path / "code" / "src" / "module.py"
@@ -63,7 +73,10 @@ def test_a_fingerprint_follows_params_seed_threads_inputs_and_code(params: Param
 
     names = [name(), name()]
     assert names[0] == names[1]
-    names += [name(params.model_copy(update={"seed": 99})), name(params.model_copy(update={"threads": 2}))]
+    names += [
+        name(params.model_copy(update={"seed": 99})),
+        name(params.model_copy(update={"threads": 2})),
+    ]
     names += [name(params.model_copy(update={"rl": {"short": params.rl["long"]}}))]
     data.write_bytes(b"two")
     names.append(name())

@@ -1,4 +1,5 @@
-"""Task sets: right answers, written steps, disjoint splits, and a clear error for a file or a count that cannot be served."""
+"""Task sets: right answers, written steps, disjoint splits, and a clear error for a file or a count
+that cannot be served."""
 
 import ast
 import json
@@ -22,7 +23,8 @@ SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 
 
 def solved(node: ast.expr, steps: list[str]) -> int:
-    """Value of an expression of whole numbers; `steps` gets each operation, innermost and leftmost first."""
+    """Value of an expression of whole numbers; `steps` gets each operation, innermost and leftmost
+    first."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int)
         return node.value
@@ -35,9 +37,17 @@ def solved(node: ast.expr, steps: list[str]) -> int:
 
 
 def generated(
-    source: Any, lowest: int, highest: int, num_train: int = 300, num_test: int = 100, seed: int = 1, name: str = "set"
+    source: Any,
+    lowest: int,
+    highest: int,
+    num_train: int = 300,
+    num_test: int = 100,
+    seed: int = 1,
+    name: str = "set",
 ) -> list[Task]:
-    settings = TaskSet(source=source, difficulty=(lowest, highest), num_train=num_train, num_test=num_test)
+    settings = TaskSet(
+        source=source, difficulty=(lowest, highest), num_train=num_train, num_test=num_test
+    )
     return make_task_set(name, settings, HELD_OUT, seed, NOWHERE)
 
 
@@ -57,7 +67,9 @@ def test_sums_are_solved_by_running_totals():
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3, 4, 6])
 def test_arithmetic_is_solved_one_operation_at_a_time(difficulty):
-    for task in generated("arithmetic", difficulty, difficulty, *((50, 10) if difficulty == 1 else (300, 100))):
+    for task in generated(
+        "arithmetic", difficulty, difficulty, *((50, 10) if difficulty == 1 else (300, 100))
+    ):
         expression = ast.parse(task.prompt.removesuffix("="), mode="eval").body
         steps: list[str] = []
         value = solved(expression, steps)
@@ -65,13 +77,17 @@ def test_arithmetic_is_solved_one_operation_at_a_time(difficulty):
         assert task.solution == ";".join(steps) + f";#{value}"
         assert task.difficulty == len(steps) == difficulty
         assert all(0 <= int(step.partition("=")[2]) <= 9 for step in steps)
-        assert task.prompt == ast.unparse(expression).replace(" ", "") + "=", "brackets stand only where they are needed"
+        assert task.prompt == ast.unparse(expression).replace(" ", "") + "=", (
+            "brackets stand only where they are needed"
+        )
 
 
 @pytest.mark.parametrize("source", ["sums", "arithmetic"])
 def test_a_worked_solution_is_judged_correct_by_the_verifier(source):
     tasks = generated(source, 2, 4)
-    assert {verify(task, task.solution, "end", truncated_is_wrong=True).verdict for task in tasks} == {"correct"}
+    assert {
+        verify(task, task.solution, "end", truncated_is_wrong=True).verdict for task in tasks
+    } == {"correct"}
     assert {task.kind for task in tasks} == {source}
 
 
@@ -96,7 +112,11 @@ def test_a_set_has_its_counts_without_a_repeated_problem(source):
     assert Counter(task.split for task in tasks) == {"train": 300, "test": 100}
     assert [task.split for task in tasks] == ["train"] * 300 + ["test"] * 100
     assert len({task.prompt for task in tasks}) == len({task.task_id for task in tasks}) == 400
-    assert {task.task_id.split("/")[0] for task in tasks} == {task.task_set for task in tasks} == {"set"}
+    assert (
+        {task.task_id.split("/")[0] for task in tasks}
+        == {task.task_set for task in tasks}
+        == {"set"}
+    )
 
 
 def test_no_problem_is_in_one_sets_train_split_and_in_anothers_test_split():
@@ -124,8 +144,12 @@ def test_the_split_depends_on_the_problem_only_and_has_its_share():
 @pytest.mark.parametrize("source", ["sums", "arithmetic"])
 def test_a_set_is_a_function_of_its_seed_and_name(source):
     assert generated(source, 2, 4) == generated(source, 2, 4)
-    assert {t.prompt for t in generated(source, 2, 4)} != {t.prompt for t in generated(source, 2, 4, seed=2)}
-    assert {t.prompt for t in generated(source, 2, 4)} != {t.prompt for t in generated(source, 2, 4, name="other")}
+    assert {t.prompt for t in generated(source, 2, 4)} != {
+        t.prompt for t in generated(source, 2, 4, seed=2)
+    }
+    assert {t.prompt for t in generated(source, 2, 4)} != {
+        t.prompt for t in generated(source, 2, 4, name="other")
+    }
 
 
 def test_all_sets_of_the_params_are_made():
@@ -146,13 +170,18 @@ def test_a_generator_that_runs_out_stops_with_counts():
         generated("sums", 2, 2, num_train=5, num_test=200)  # there are 81 sums of two digits
     text = str(raised.value)
     assert "tasks.sets.set" in text
-    found = sum(split_of(f"{a}+{b}=", HELD_OUT) == "test" for a in range(1, 10) for b in range(1, 10))
+    found = sum(
+        split_of(f"{a}+{b}=", HELD_OUT) == "test" for a in range(1, 10) for b in range(1, 10)
+    )
     assert f"{found} of 200" in text
 
 
 # Files of the user's own
 
-ROWS: list[dict[str, Any]] = [{"prompt": f"What is {i} + 1?", "answer": f"{i + 1}", "solution": f"Add one.\n#{i + 1}"} for i in range(60)]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": f"What is {i} + 1?", "answer": f"{i + 1}", "solution": f"Add one.\n#{i + 1}"}
+    for i in range(60)
+]
 
 
 def user_file(folder: Path, rows: list[Any], suffix: str = ".jsonl") -> Path:
@@ -160,7 +189,10 @@ def user_file(folder: Path, rows: list[Any], suffix: str = ".jsonl") -> Path:
     if suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), encoding="utf-8")
+        path.write_text(
+            "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows),
+            encoding="utf-8",
+        )
     return path
 
 
@@ -178,11 +210,15 @@ def error_of(path: Path) -> str:
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_file_gives_its_problems_split_like_all_others(tmp_path, suffix):
     tasks = read(user_file(tmp_path, ROWS, suffix))
-    assert {(t.prompt, t.answer, t.solution) for t in tasks} == {(r["prompt"], r["answer"], r["solution"]) for r in ROWS}
+    assert {(t.prompt, t.answer, t.solution) for t in tasks} == {
+        (r["prompt"], r["answer"], r["solution"]) for r in ROWS
+    }
     assert {(t.task_set, t.kind, t.difficulty) for t in tasks} == {("mine", "text", 1)}
     assert all(t.split == split_of(t.prompt, HELD_OUT) for t in tasks)
     assert {t.split for t in tasks} == {"train", "test"}
-    assert {verify(t, t.solution, "end", truncated_is_wrong=True).verdict for t in tasks} == {"correct"}
+    assert {verify(t, t.solution, "end", truncated_is_wrong=True).verdict for t in tasks} == {
+        "correct"
+    }
     limited = read(user_file(tmp_path, ROWS, suffix), num_train=7, num_test=3)
     assert Counter(t.split for t in limited) == {"train": 7, "test": 3}
 
@@ -192,7 +228,10 @@ def test_both_kinds_of_file_give_the_same_tasks(tmp_path):
 
 
 def test_a_solution_and_a_difficulty_are_optional(tmp_path):
-    rows = [{"prompt": "a", "answer": " 1 "}, {"prompt": "b", "answer": "2", "difficulty": 3, "solution": None}]
+    rows = [
+        {"prompt": "a", "answer": " 1 "},
+        {"prompt": "b", "answer": "2", "difficulty": 3, "solution": None},
+    ]
     tasks = {task.prompt: task for task in read(user_file(tmp_path, rows))}
     assert (tasks["a"].answer, tasks["a"].solution, tasks["a"].difficulty) == ("1", "", 1)
     assert (tasks["b"].solution, tasks["b"].difficulty) == ("", 3)
@@ -237,14 +276,21 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, bad):
 
 def test_a_line_ends_at_a_newline_only(tmp_path):
     """JSON strings may hold other line separators as they are."""
-    path = user_file(tmp_path, [json.dumps({"prompt": "one\u2028two\x85three", "answer": "1"}, ensure_ascii=False)])
+    path = user_file(
+        tmp_path,
+        [json.dumps({"prompt": "one\u2028two\x85three", "answer": "1"}, ensure_ascii=False)],
+    )
     assert [task.prompt for task in read(path)] == ["one\u2028two\x85three"]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_damaged_file_is_named(tmp_path, suffix):
     path = user_file(tmp_path, ROWS, suffix)
-    path.write_bytes(path.read_bytes()[:-20] if suffix == ".parquet" else b'{"prompt": "\xff\xfe", "answer": "1"}\n')
+    path.write_bytes(
+        path.read_bytes()[:-20]
+        if suffix == ".parquet"
+        else b'{"prompt": "\xff\xfe", "answer": "1"}\n'
+    )
     assert str(path) in error_of(path)
 
 
@@ -261,7 +307,10 @@ def test_a_file_that_is_not_there_or_of_another_kind_is_named(tmp_path):
 def test_a_file_without_tasks_is_named(tmp_path, suffix):
     path = tmp_path / f"mine{suffix}"
     if suffix == ".parquet":
-        pq.write_table(pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), path)
+        pq.write_table(
+            pa.table({"prompt": pa.array([], pa.string()), "answer": pa.array([], pa.string())}),
+            path,
+        )
     else:
         path.write_text("")
     assert str(path) in error_of(path)
@@ -272,9 +321,12 @@ def test_one_problem_with_two_answers_is_an_error_not_a_dropped_row(tmp_path):
     assert "row 4" in error_of(path)
 
 
-@pytest.mark.parametrize("answer", ["16", "x = 3", "C#", "#5", "first\nsecond", "a\x0bb", "a\u2028b"])
+@pytest.mark.parametrize(
+    "answer", ["16", "x = 3", "C#", "#5", "first\nsecond", "a\x0bb", "a\u2028b"]
+)
 def test_a_problem_that_no_response_could_solve_is_refused_with_its_row(tmp_path, answer):
-    """The verifier reads an answer after the last # or on the last line: one that does not survive that could never be paid."""
+    """The verifier reads an answer after the last # or on the last line: one that does not survive
+    that could never be paid."""
     path = user_file(tmp_path, [{"prompt": "a", "answer": answer}])
     refusal = ""
     try:
@@ -282,5 +334,9 @@ def test_a_problem_that_no_response_could_solve_is_refused_with_its_row(tmp_path
     except DataError as error:
         tasks, refusal = [], str(error)
     said = [answer, f"#{answer}", f"because\n#{answer}"]
-    solved_by = [verify(task, response, "end", truncated_is_wrong=True).verdict for task in tasks for response in said]
+    solved_by = [
+        verify(task, response, "end", truncated_is_wrong=True).verdict
+        for task in tasks
+        for response in said
+    ]
     assert solved_by == ["correct"] * 3 or "row 1" in refusal

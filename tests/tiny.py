@@ -1,5 +1,6 @@
-"""The smallest models and requests that can show an error: random weights, sharp enough that a wrong mask or position moves a
-log-probability by nats, and a vocabulary small enough that end tokens turn up in some responses and not in others."""
+"""The smallest models and requests that can show an error: random weights, sharp enough that a
+wrong mask or position moves a log-probability by nats, and a vocabulary small enough that end
+tokens turn up in some responses and not in others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,13 @@ from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
 from tracerl.models.order import fit_order_module
-from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache, Transformer, new_model
+from tracerl.models.transformer import (
+    Architecture,
+    CacheWindow,
+    KeyValueCache,
+    Transformer,
+    new_model,
+)
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
 
@@ -22,7 +29,9 @@ VOCAB_SIZE = 32
 
 # Families with each cache that is exact for them.
 SAMPLERS = [
-    (name, cache) for name, family in FAMILIES.items() for cache in (["none", "exact"] if family.attention == "block_causal" else ["none"])
+    (name, cache)
+    for name, family in FAMILIES.items()
+    for cache in (["none", "exact"] if family.attention == "block_causal" else ["none"])
 ]
 FULL_ATTENTION = [name for name, family in FAMILIES.items() if family.attention == "full"]
 APPROXIMATE: dict[str, dict[str, Any]] = {
@@ -51,8 +60,11 @@ def tiny_architecture(family: str, **changes: Any) -> Architecture:
     return replace(base, **changes)
 
 
-def sharp_model(family: str, dtype: torch.dtype = torch.float32, seed: int = 1, **changes: Any) -> Transformer:
-    """A random model whose norms and biases are not the identity and whose log-probabilities spread over several nats."""
+def sharp_model(
+    family: str, dtype: torch.dtype = torch.float32, seed: int = 1, **changes: Any
+) -> Transformer:
+    """A random model whose norms and biases are not the identity and whose log-probabilities spread
+    over several nats."""
     rng = generator_for(seed, "sharp", family)
     model = new_model(tiny_architecture(family, **changes), rng)
     with torch.no_grad():
@@ -111,7 +123,8 @@ def tiny_sampler(**changes: Any) -> Sampler:
 
 
 def tiny_requests(prompt_lengths: Sequence[int], seed: int = 1) -> list[Request]:
-    """One request per prompt length, of random ordinary tokens and end tokens; request i is the same in whatever list it stands."""
+    """One request per prompt length, of random ordinary tokens and end tokens; request i is the
+    same in whatever list it stands."""
     requests = []
     for i, length in enumerate(prompt_lengths):
         prompt = generator_for(seed, "prompt", i).integers(1, VOCAB_SIZE, size=length)
@@ -119,12 +132,19 @@ def tiny_requests(prompt_lengths: Sequence[int], seed: int = 1) -> list[Request]
     return requests
 
 
-def cached_pass(cache: KeyValueCache, rows: int, start: int, end: int, block_size: int) -> tuple[Layout, CacheWindow]:
-    """Of positions [start, end): a prefill from the first on, or the live block that follows what the cache holds."""
+def cached_pass(
+    cache: KeyValueCache, rows: int, start: int, end: int, block_size: int
+) -> tuple[Layout, CacheWindow]:
+    """Of positions [start, end): a prefill from the first on, or the live block that follows what
+    the cache holds."""
     positions = torch.arange(start, end).expand(rows, -1)
     if start == 0:
-        return Layout(positions, positions // block_size, torch.zeros_like(positions)), CacheWindow(cache, 0, 0)
-    return Layout(positions, positions, positions, first_keys=torch.full((rows,), end), num_keys=end), CacheWindow(cache, 0, end)
+        return Layout(positions, positions // block_size, torch.zeros_like(positions)), CacheWindow(
+            cache, 0, 0
+        )
+    return Layout(
+        positions, positions, positions, first_keys=torch.full((rows,), end), num_keys=end
+    ), CacheWindow(cache, 0, end)
 
 
 def concatenated(parts: Sequence[np.ndarray]) -> torch.Tensor:
@@ -132,7 +152,8 @@ def concatenated(parts: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def chi_square_z(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's statistic of counts against expected counts, as standard deviations from its mean (Wilson and Hilferty's cube root)."""
+    """Pearson's statistic of counts against expected counts, as standard deviations from its mean
+    (Wilson and Hilferty's cube root)."""
     freedom = len(counts) - 1
     ratio = float(((counts - expected) ** 2 / expected).sum()) / freedom
     spread = 2 / (9 * freedom)

@@ -1,4 +1,5 @@
-"""The shipped params scaled down to seconds, and stages run on them in a folder of their own, as DVC runs them."""
+"""The shipped params scaled down to seconds, and stages run on them in a folder of their own, as
+DVC runs them."""
 
 import atexit
 import hashlib
@@ -17,23 +18,43 @@ ROOT = Path(__file__).resolve().parents[1]
 
 _FORKS = multiprocessing.get_context("forkserver")
 # What a stage imports before its work, and torch's optimizers and pyarrow when they are first used.
-_FORKS.set_forkserver_preload(["tracerl.training.rl", "tracerl.training.sft", "tracerl.training.traces", "torch._dynamo", "pandas"])
+_FORKS.set_forkserver_preload(
+    [
+        "tracerl.training.rl",
+        "tracerl.training.sft",
+        "tracerl.training.traces",
+        "torch._dynamo",
+        "pandas",
+    ]
+)
 
 
 def tiny_params() -> dict[str, Any]:
-    """params.yaml with a model of 20,000 parameters, a few steps in every stage, and `sums-short` so easy that a few steps teach it."""
+    """params.yaml with a model of 20,000 parameters, a few steps in every stage, and `sums-short`
+    so easy that a few steps teach it."""
     params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
     for task_set in params["tasks"]["sets"].values():
         task_set.update(num_train=60, num_test=20, difficulty=[2, 4])
     params["tasks"]["sets"]["sums-short"].update(source="file", path="easy.jsonl")
-    params["base"]["model"].update(hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16)
+    params["base"]["model"].update(
+        hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16
+    )
     for training in (params["base"]["train"], *params["sft"].values()):
         training.update(num_steps=40, batch_size=8, save_every=2)
         training["optimizer"] = {**training["optimizer"], "lr": 0.01, "warmup": 0}
     sets = params["tasks"]["sets"]
-    params["traces"].update(preferred=dict.fromkeys(sets, 12), rollouts=dict.fromkeys(sets, 8), batch_size=4)
+    params["traces"].update(
+        preferred=dict.fromkeys(sets, 12), rollouts=dict.fromkeys(sets, 8), batch_size=4
+    )
     for rl in params["rl"].values():
-        rl.update(iterations=4, groups=4, group_size=4, min_groups=1, max_sampled_groups=8, pass_rate=[0.0, 1.0])
+        rl.update(
+            iterations=4,
+            groups=4,
+            group_size=4,
+            min_groups=1,
+            max_sampled_groups=8,
+            pass_rate=[0.0, 1.0],
+        )
         rl["held_out"] = {**rl["held_out"], "every": 2, "num_problems": 2}
     params["validation"].update(pass_rate=[0.0, 1.0], truncation=1.0)
     params["evaluation"].update(num_problems=16, batch_size=4, bootstrap=50)
@@ -48,17 +69,25 @@ def write_params(folder: Path, params: dict[str, Any]) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "DVC_ROOT": str(folder), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "DVC_ROOT": str(folder),
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 class RunningStage:
-    """`python -m stages.<stage>` (or of a module with a dot in its name) on the params of a folder, forked from a process that has imported
+    """`python -m stages.<stage>` (or of a module with a dot in its name) on the params of a folder,
+    forked from a process that has imported
     torch: it starts seconds sooner."""
 
     def __init__(self, folder: Path, stage: str, *arguments: str) -> None:
         with NamedTemporaryFile(delete=False) as output:
             self._output = Path(output.name)
-        self._process = _FORKS.Process(target=_run, args=(environment(folder), stage, arguments, self._output), daemon=True)
+        self._process = _FORKS.Process(
+            target=_run, args=(environment(folder), stage, arguments, self._output), daemon=True
+        )
         self._process.start()
 
     @property
@@ -89,7 +118,9 @@ def _run(env: dict[str, str], stage: str, arguments: tuple[str, ...], output: Pa
     os.dup2(descriptor, 2)
     sys.argv = [stage, *arguments]
     try:
-        runpy.run_module(stage if "." in stage else f"stages.{stage}", run_name="__main__", alter_sys=True)
+        runpy.run_module(
+            stage if "." in stage else f"stages.{stage}", run_name="__main__", alter_sys=True
+        )
     finally:
         atexit._run_exitfuncs()  # a forked process would leave them out
 
@@ -112,6 +143,12 @@ def fails(folder: Path, stage: str, *arguments: str) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file below a folder, by relative path, but of what runs measured (logs/measured), which no two have alike."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.parent.name != "measured")
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    """SHA-256 of every file below a folder, by relative path, but of what runs measured
+    (logs/measured), which no two have alike."""
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.parent.name != "measured"
+    )
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }

@@ -24,19 +24,30 @@ if TYPE_CHECKING:
     from tracerl.models.transformer import Transformer
 
 app = typer.Typer(
-    help="Ask a run for its results and trajectories, and a model for responses.", no_args_is_help=True, add_completion=False,
-    rich_markup_mode=None, pretty_exceptions_enable=False,
-)  # fmt: skip
+    help="Ask a run for its results and trajectories, and a model for responses.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 
-data = typer.Typer(help="Import published sets; check and accept what a run stored.", no_args_is_help=True, rich_markup_mode=None)
+data = typer.Typer(
+    help="Import published sets; check and accept what a run stored.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.add_typer(data, name="data")
 
-Root = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/.")]
+Root = Annotated[
+    Path,
+    typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/."),
+]
 _MAX_TABLE_ROWS = 100
 
 
 class Format(StrEnum):
-    """What `tracerl sql` writes. A table is for reading and stops at 100 rows; the others are complete."""
+    """What `tracerl sql` writes. A table is for reading and stops at 100 rows; the others are
+    complete."""
 
     table = "table"
     csv = "csv"
@@ -62,7 +73,8 @@ class Where(StrEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. An error of ours ends it with its message and exit status 1, not with a traceback."""
+    """Entry point. An error of ours ends it with its message and exit status 1, not with a
+    traceback."""
     try:
         app(args=arguments, prog_name="tracerl")
     except TracerlError as error:
@@ -71,21 +83,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @app.command()
 def sql(
-    query: Annotated[str | None, typer.Argument(metavar="[QUERY]", help="One SELECT statement of DuckDB; none starts a shell.")] = None,
-    root: Annotated[str, typer.Option(metavar="DIR", help="Folder of the run, or an address such as s3://bucket/run.")] = ".",
-    format: Annotated[Format | None, typer.Option(help="By default that of FILE's name, or a table.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")] = None,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")] = False,
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[QUERY]", help="One SELECT statement of DuckDB; none starts a shell."
+        ),
+    ] = None,
+    root: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", help="Folder of the run, or an address such as s3://bucket/run."
+        ),
+    ] = ".",
+    format: Annotated[
+        Format | None, typer.Option(help="By default that of FILE's name, or a table.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")
+    ] = None,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")
+    ] = False,
 ) -> None:
-    """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and runs.
+    """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and
+    runs.
 
     \b
     Examples:
       tracerl sql                                            a shell with history and completion
-      tracerl sql "describe rollouts"
-      tracerl sql "select stage, iteration, pass_rate(verdict) from rollouts group by all order by all"
-      tracerl sql "select prompt, answer, text from evals join tasks using (task_id) where verdict = 'wrong' limit 20"
-      tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
+      tracerl sql "describe rollouts" tracerl sql "select stage, iteration, pass_rate(verdict) from
+      rollouts group by all order by all" tracerl sql "select prompt, answer, text from evals join
+      tasks using (task_id) where verdict = 'wrong' limit 20" tracerl sql "from rollouts where stage
+      = 'rl@short' and iteration = 40" --out last.parquet
     docs/sql.md answers ten questions.
     """
     from tracerl.store.catalog import connect, damaged
@@ -119,7 +148,8 @@ def _shell(connection: Any, chosen: Format) -> None:
 
 
 def _answer(connection: Any, query: str) -> "pa.Table":
-    """A query's result; one that takes longer than a second shows its progress on the error stream, and Ctrl-C stops it."""
+    """A query's result; one that takes longer than a second shows its progress on the error stream,
+    and Ctrl-C stops it."""
     from concurrent.futures import ThreadPoolExecutor, wait
 
     from tracerl.store.catalog import answer
@@ -138,7 +168,13 @@ def _answer(connection: Any, query: str) -> "pa.Table":
 def _show_progress(connection: Any, asked: Any) -> None:
     from concurrent.futures import wait
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn("query"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_console(sys.stderr), transient=True) as progress:
@@ -150,7 +186,8 @@ def _show_progress(connection: Any, asked: Any) -> None:
 
 @data.command()
 def check(root: Root = Path(".")) -> None:
-    """Check every stored file: checksums, row counts, ids, laws of trajectories, duplicates. Exit status 1 if something is wrong.
+    """Check every stored file: checksums, row counts, ids, laws of trajectories, duplicates. Exit
+    status 1 if something is wrong.
 
     \b
     Examples:
@@ -164,14 +201,19 @@ def check(root: Root = Path(".")) -> None:
         count += 1
         print(finding)
     if count:
-        raise DataError("the data are not sound", where=str(root / "data"), got=f"{count} findings, listed above",
-                        do="run the stages that wrote these files again")  # fmt: skip
+        raise DataError(
+            "the data are not sound",
+            where=str(root / "data"),
+            got=f"{count} findings, listed above",
+            do="run the stages that wrote these files again",
+        )
     print("Everything is sound.")
 
 
 @data.command()
 def accept(root: Root = Path(".")) -> None:
-    """Make this run the one that later runs are compared with: its figures become reports/baseline.json.
+    """Make this run the one that later runs are compared with: its figures become
+    reports/baseline.json.
 
     \b
     Examples:
@@ -187,7 +229,9 @@ def accept(root: Root = Path(".")) -> None:
 @app.command()
 def watch(
     root: Root = Path("."),
-    every: Annotated[int, typer.Option(metavar="SECONDS", min=1, help="How often the curves are read.")] = 5,
+    every: Annotated[
+        int, typer.Option(metavar="SECONDS", min=1, help="How often the curves are read.")
+    ] = 5,
     once: Annotated[bool, typer.Option("--once", help="Write the page once and end.")] = False,
 ) -> None:
     """Draw the curves of the stages that are running, in a page that reloads itself, until Ctrl-C.
@@ -217,19 +261,32 @@ def watch(
 @app.command()
 def trace(
     condition: Annotated[
-        str, typer.Argument(metavar="CONDITION", help="SQL condition on a response of the views rollouts, evals and traces.")
+        str,
+        typer.Argument(
+            metavar="CONDITION",
+            help="SQL condition on a response of the views rollouts, evals and traces.",
+        ),
     ],
     root: Root = Path("."),
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("trace.html"),
-    against: Annotated[str | None, typer.Option(metavar="CONDITION", help="Show these responses to the same problems beside them.")] = None,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path(
+        "trace.html"
+    ),
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONDITION", help="Show these responses to the same problems beside them."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many responses.")] = 200,
 ) -> None:
-    """Write one HTML page that plays responses as they were unmasked, step by step. It needs no network.
+    """Write one HTML page that plays responses as they were unmasked, step by step. It needs no
+    network.
 
     \b
     Examples:
-      tracerl trace "stage = 'rl@short' and iteration = 40 and verdict = 'wrong'"
-      tracerl trace "stage like 'evaluate@rl-short/dynamic'" --against "stage like 'evaluate@sft-short/dynamic'" --out compare.html
+      tracerl trace "stage = 'rl@short' and iteration = 40 and verdict = 'wrong'" tracerl trace
+      "stage like 'evaluate@rl-short/dynamic'" --against "stage like 'evaluate@sft-short/dynamic'"
+      --out compare.html
     """
     from tracerl.disk import write_text
     from tracerl.models.tokenizer import load_tokenizer
@@ -238,7 +295,9 @@ def trace(
 
     responses = chosen_responses(connect(root), condition, against, limit)
     shown = condition if against is None else f"before: {against}; after: {condition}"
-    page = render_viewer(responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown)
+    page = render_viewer(
+        responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown
+    )
     write_text(out, page)
     print(f"{len(responses)} responses: {out}")
 
@@ -246,7 +305,9 @@ def trace(
 @app.command()
 def summary(
     root: Root = Path("."),
-    markdown: Annotated[bool, typer.Option("--markdown", help="The table alone, as it stands in the README.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The table alone, as it stands in the README.")
+    ] = False,
 ) -> None:
     """Print the result table and where the report is.
 
@@ -273,15 +334,18 @@ def summary(
 def export(
     model: Annotated[Path, typer.Option(metavar="DIR", help="A checkpoint, or adapters of one.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new directory.")],
-    merge_lora: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="PEFT adapters to merge; may be repeated.")] = None,
+    merge_lora: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="PEFT adapters to merge; may be repeated."),
+    ] = None,
     dtype: Annotated[Dtype, typer.Option(help="Precision of the exported weights.")] = Dtype.stored,
 ) -> None:
     """Write a checkpoint under its published names, sharded, with adapters merged into the weights.
 
     \b
     Examples:
-      tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16
-      tracerl export --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
+      tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16 tracerl export
+      --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
     """
     from tracerl.config import Compute
     from tracerl.models.export import export_checkpoint
@@ -292,13 +356,18 @@ def export(
 
 @app.command()
 def doctor(
-    params: Annotated[Path | None, typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages.")] = None,
+    params: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages."),
+    ] = None,
     root: Root = Path("."),
 ) -> None:
-    """Show devices, memory, attention back ends and versions; for a params file, its judges and what each stage needs.
+    """Show devices, memory, attention back ends and versions; for a params file, its judges and
+    what each stage needs.
 
-    Forwards and TFLOP are upper bounds, everything being as large as its limits allow; "measured" is what the last run of a stage took
-    (its memory is the whole process's). Exits with status 1 if a stage needs more memory than there is.
+    Forwards and TFLOP are upper bounds, everything being as large as its limits allow; "measured"
+    is what the last run of a stage took (its memory is the whole process's). Exits with status 1 if
+    a stage needs more memory than there is.
 
     \b
     Examples:
@@ -324,33 +393,74 @@ def doctor(
         _console().print(table)
     device, limit = device_of(run.compute), memory_limit(run.compute)
     wanted, found = needs(run, root), measured(root)
-    memory = _new_table(["memory", "weights", "optimizer", "passes", "total", "measured"], [False] + [True] * 5)
+    memory = _new_table(
+        ["memory", "weights", "optimizer", "passes", "total", "measured"], [False] + [True] * 5
+    )
     work = _new_table(["work", "forwards", "measured", "TFLOP", "measured"], [False] + [True] * 4)
     for need in wanted:
         ran = found.get(need.stage)
-        peak, forwards, flops = (readable(ran["peak_bytes"]), f"{ran['forwards']:,}", f"{ran['flops'] / 1e12:,.2f}") if ran else [""] * 3
-        memory.add_row(need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)), peak)
+        peak, forwards, flops = (
+            (readable(ran["peak_bytes"]), f"{ran['forwards']:,}", f"{ran['flops'] / 1e12:,.2f}")
+            if ran
+            else [""] * 3
+        )
+        memory.add_row(
+            need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)), peak
+        )
         work.add_row(need.stage, f"{need.forwards:,}", forwards, f"{need.flops / 1e12:,.2f}", flops)
     _console().print(memory, work)
     short = [need.stage for need in wanted if need.total > limit]
-    print(f"{device} has {readable(limit)}: " + (f"too little for {', '.join(short)}" if short else "enough for every stage."))
+    print(
+        f"{device} has {readable(limit)}: "
+        + (f"too little for {', '.join(short)}" if short else "enough for every stage.")
+    )
     if short:
         raise typer.Exit(1)
 
 
-ModelDir = Annotated[Path, typer.Option("--model", metavar="DIR", help="Checkpoint directory: config.json, safetensors, tokenizer.json.")]
-ParamsFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="Take the sampler's settings from this params file.")]
-Place = Annotated[str, typer.Option("--sampler", metavar="PLACE", help="Which of its samplers: traces, rl.NAME or evaluate.NAME.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one sampler setting; may be given again.")]
+ModelDir = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        metavar="DIR",
+        help="Checkpoint directory: config.json, safetensors, tokenizer.json.",
+    ),
+]
+ParamsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--params", metavar="FILE", help="Take the sampler's settings from this params file."
+    ),
+]
+Place = Annotated[
+    str,
+    typer.Option(
+        "--sampler",
+        metavar="PLACE",
+        help="Which of its samplers: traces, rl.NAME or evaluate.NAME.",
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change one sampler setting; may be given again."
+    ),
+]
 Device = Annotated[Where, typer.Option(help="auto is the GPU if there is one.")]
-Seed = Annotated[int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")
+]
 
 
 @app.command()
 def generate(
     model: ModelDir,
     prompts: Annotated[
-        Path, typer.Option(metavar="FILE", help="A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids.",
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
     params: ParamsFile = None,
@@ -358,8 +468,15 @@ def generate(
     set_: Changes = None,
     num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
     seed: Seed = 0,
-    template: Annotated[bool, typer.Option(help="Put text prompts into the checkpoint's chat form.")] = True,
-    save_every: Annotated[int, typer.Option(min=1, help="Responses a saved part holds; a killed run continues after the last.")] = 1024,
+    template: Annotated[
+        bool, typer.Option(help="Put text prompts into the checkpoint's chat form.")
+    ] = True,
+    save_every: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Responses a saved part holds; a killed run continues after the last."
+        ),
+    ] = 1024,
     device: Device = Where.auto,
 ) -> None:
     """Sample responses to a file of prompts; run again, a killed one continues.
@@ -367,9 +484,10 @@ def generate(
     \b
     Examples:
       tracerl generate --model data/checkpoints/rl@long --prompts sums.txt --out sums.parquet
-      tracerl generate --model SDAR-4B-Chat --prompts p.jsonl --out r.parquet --set temperature=1.0 --num-samples 8
-      tracerl generate --model LLaDA-8B-Instruct --prompts p.txt --out r.parquet --set cache=dual --set threshold=0.8
-      tracerl generate --model data/checkpoints/rl@wide --prompts p.txt --out r.parquet --params params.yaml --sampler evaluate.wide-k8
+      tracerl generate --model SDAR-4B-Chat --prompts p.jsonl --out r.parquet --set temperature=1.0
+      --num-samples 8 tracerl generate --model LLaDA-8B-Instruct --prompts p.txt --out r.parquet
+      --set cache=dual --set threshold=0.8 tracerl generate --model data/checkpoints/rl@wide
+      --prompts p.txt --out r.parquet --params params.yaml --sampler evaluate.wide-k8
     """
     from tqdm import tqdm
 
@@ -382,7 +500,16 @@ def generate(
     print(_settings_line(settings), file=sys.stderr)
     with tqdm(total=len(rows) * num_samples, unit=" responses", dynamic_ncols=True) as bar:
         table = library.generate(
-            loaded, tokenizer, rows, settings, num_samples, seed, policy_hash(loaded), out, save_every, lambda n: bar.update(n) and None
+            loaded,
+            tokenizer,
+            rows,
+            settings,
+            num_samples,
+            seed,
+            policy_hash(loaded),
+            out,
+            save_every,
+            lambda n: bar.update(n) and None,
         )
     ended = table["stop_reason"].to_pylist().count("end")
     tokens, passes = sum(table["num_tokens"].to_pylist()), sum(table["num_forwards"].to_pylist())
@@ -403,9 +530,9 @@ def chat(
 
     \b
     Examples:
-      tracerl chat --model data/checkpoints/rl@long
-      tracerl chat --model SDAR-4B-Chat --set temperature=1.0 --set threshold=0.8
-      tracerl chat --model Dream-7B --set remasking=static --set steps_per_block=16 --set cache=prefix
+      tracerl chat --model data/checkpoints/rl@long tracerl chat --model SDAR-4B-Chat --set
+      temperature=1.0 --set threshold=0.8 tracerl chat --model Dream-7B --set remasking=static --set
+      steps_per_block=16 --set cache=prefix
     """
     from rich.console import Console
 
@@ -431,21 +558,36 @@ def judge(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A judge of verification.judges.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="A problem.")],
     response: Annotated[str, typer.Option(metavar="TEXT", help="What was written to solve it.")],
-    params: Annotated[Path, typer.Option(metavar="FILE", help="The params file that names the judge.")] = Path("params.yaml"),
-    separator: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="What ends a step; none asks for the whole response.")] = None,
-    kind: Annotated[str, typer.Option(metavar="KIND", help="Kind of the task, for a judge of steps.")] = "open",
-    answer: Annotated[str, typer.Option(metavar="TEXT", help="A reference answer, if there is one.")] = "",
+    params: Annotated[
+        Path, typer.Option(metavar="FILE", help="The params file that names the judge.")
+    ] = Path("params.yaml"),
+    separator: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="What ends a step; none asks for the whole response."),
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="KIND", help="Kind of the task, for a judge of steps.")
+    ] = "open",
+    answer: Annotated[
+        str, typer.Option(metavar="TEXT", help="A reference answer, if there is one.")
+    ] = "",
     rubric: Annotated[
-        str, typer.Option(metavar="TEXT", help="What a response must do, if there is more to say than the problem does.")
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="What a response must do, if there is more to say than the problem does.",
+        ),
     ] = "",
     root: Root = Path("."),
 ) -> None:
-    """Ask a judge what it thinks of a response, or of each of its steps: a trial before a run depends on it.
+    """Ask a judge what it thinks of a response, or of each of its steps: a trial before a run
+    depends on it.
 
     \b
     Examples:
-      tracerl judge steps --kind sums --prompt 4+7+5= --response "11;17;#17" --separator ";"
-      tracerl judge qwen --prompt "Write a haiku." --rubric "Five, seven and five syllables." --response "An old silent pond..."
+      tracerl judge steps --kind sums --prompt 4+7+5= --response "11;17;#17" --separator ";" tracerl
+      judge qwen --prompt "Write a haiku." --rubric "Five, seven and five syllables." --response "An
+      old silent pond..."
     """
     from tracerl.config import load_params
     from tracerl.rewards.judges import make_judge, trial
@@ -453,24 +595,47 @@ def judge(
     run = load_params(params)
     judges = run.verification.judges or {}
     if name not in judges:
-        raise DataError("no judge of this name", where=f"{params}: verification.judges", got=name, wanted=", ".join(judges) or "none there")
+        raise DataError(
+            "no judge of this name",
+            where=f"{params}: verification.judges",
+            got=name,
+            wanted=", ".join(judges) or "none there",
+        )
     key = os.environ.get(judges[name].api_key_variable or "")
-    rows = trial(make_judge(name, judges[name], root, run.compute, key), kind, prompt, response, separator or [], answer, rubric)
-    table = _new_table(["step" if separator else "response", "score", "undecided because"], [False, True, False])
+    rows = trial(
+        make_judge(name, judges[name], root, run.compute, key),
+        kind,
+        prompt,
+        response,
+        separator or [],
+        answer,
+        rubric,
+    )
+    table = _new_table(
+        ["step" if separator else "response", "score", "undecided because"], [False, True, False]
+    )
     for text, given in rows:
-        table.add_row(_readable(text.strip()), "" if given.score is None else f"{given.score:+.2f}", _readable(given.reason))
+        table.add_row(
+            _readable(text.strip()),
+            "" if given.score is None else f"{given.score:+.2f}",
+            _readable(given.reason),
+        )
     _console().print(table)
 
 
 @app.command()
 def compare(
-    first: Annotated[str, typer.Argument(metavar="A", help="An evaluation: its name below evaluate in params.yaml.")],
+    first: Annotated[
+        str,
+        typer.Argument(metavar="A", help="An evaluation: its name below evaluate in params.yaml."),
+    ],
     second: Annotated[str, typer.Argument(metavar="B", help="Another one, of the same problems.")],
     root: Root = Path("."),
     resamples: Annotated[int, typer.Option(min=1, help="Of the paired bootstrap.")] = 2000,
     seed: Annotated[int, typer.Option(min=0, help="Of the paired bootstrap.")] = 1,
 ) -> None:
-    """Compare two evaluations problem by problem: difference with its interval, problems won and lost by B.
+    """Compare two evaluations problem by problem: difference with its interval, problems won and
+    lost by B.
 
     \b
     Examples:
@@ -479,14 +644,32 @@ def compare(
     """
     from tracerl.evaluation.comparison import compare_evaluations
 
-    rows = compare_evaluations(root / "data" / "evals" / first, root / "data" / "evals" / second, resamples, seed)
-    headings = ("benchmark", "remasking", "problems", first, second, "difference (95% interval)", "won", "lost", "tied")
+    rows = compare_evaluations(
+        root / "data" / "evals" / first, root / "data" / "evals" / second, resamples, seed
+    )
+    headings = (
+        "benchmark",
+        "remasking",
+        "problems",
+        first,
+        second,
+        "difference (95% interval)",
+        "won",
+        "lost",
+        "tied",
+    )
     table = _new_table(headings, [index >= 2 for index in range(len(headings))])
     for row in rows:
         difference = f"{100 * row['difference']:+.1f}% [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
         shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
-        table.add_row(str(row["benchmark"]), str(row["remasking"]), str(row["num_problems"]), *shares, difference,
-                      *(str(row[name]) for name in ("won", "lost", "tied")))  # fmt: skip
+        table.add_row(
+            str(row["benchmark"]),
+            str(row["remasking"]),
+            str(row["num_problems"]),
+            *shares,
+            difference,
+            *(str(row[name]) for name in ("won", "lost", "tied")),
+        )
     _console().print(table)
     if unpaired := sum(row["unpaired"] for row in rows):
         print(f"{unpaired} problems are in one of the two only and are left out.")
@@ -494,14 +677,21 @@ def compare(
 
 @data.command("add")
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A published set; `tracerl data list` names them.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A published set; `tracerl data list` names them.")
+    ],
     source: Annotated[
         str,
-        typer.Option("--from", metavar="PATH", help="Its file or directory; `hub` fetches it, `package` takes it from an installed one."),
+        typer.Option(
+            "--from",
+            metavar="PATH",
+            help="Its file or directory; `hub` fetches it, `package` takes it from an installed one.",
+        ),
     ],
     root: Root = Path("."),
 ) -> None:
-    """Import a published file as tasks: validated, without what it shares with other sets, with hash and licence recorded.
+    """Import a published file as tasks: validated, without what it shares with other sets, with
+    hash and licence recorded.
 
     \b
     Examples:
@@ -520,7 +710,9 @@ def list_sets() -> None:
     """List the published sets that can be imported."""
     from tracerl.evaluation.benchmarks import BENCHMARKS
 
-    table = _new_table(("name", "split", "tasks", "licence", "source"), [False, False, True, False, False])
+    table = _new_table(
+        ("name", "split", "tasks", "licence", "source"), [False, False, True, False, False]
+    )
     for item in BENCHMARKS.values():
         table.add_row(item.name, item.split, str(item.rows or ""), item.licence, item.source)
     _console().print(table)
@@ -531,32 +723,50 @@ def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
     from tracerl.config import Compute
     from tracerl.models.checkpoint import load_checkpoint
 
-    return load_checkpoint(directory, Compute(device=device.value, dtype="stored", attention="auto", checkpoint_layers=False))
+    return load_checkpoint(
+        directory,
+        Compute(device=device.value, dtype="stored", attention="auto", checkpoint_layers=False),
+    )
 
 
-def _settings(model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None) -> "Sampler":
-    """The sampler's settings: of a params file or the defaults, with the changes of the command line."""
+def _settings(
+    model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None
+) -> "Sampler":
+    """The sampler's settings: of a params file or the defaults, with the changes of the command
+    line."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     from tracerl.config import load_params
     from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
 
-    settings = sampler_of(load_params(params), place, str(params)) if params else default_settings(model.family.attention)
+    settings = (
+        sampler_of(load_params(params), place, str(params))
+        if params
+        else default_settings(model.family.attention)
+    )
     pairs = {}
     for change in changes or []:
         key, equals, text = change.partition("=")
         try:
             pairs[key] = YAML(typ="safe", pure=True).load(text)
         except YAMLError as error:
-            raise DataError("a setting cannot be read", where=f"--set {change}", got=error) from error
+            raise DataError(
+                "a setting cannot be read", where=f"--set {change}", got=error
+            ) from error
         if not equals:
-            raise DataError("a setting has no value", where=f"--set {change}", wanted="KEY=VALUE, such as --set temperature=1.0")
+            raise DataError(
+                "a setting has no value",
+                where=f"--set {change}",
+                wanted="KEY=VALUE, such as --set temperature=1.0",
+            )
     return changed_settings(settings, pairs)
 
 
 def _settings_line(settings: "Sampler") -> str:
-    return ", ".join(f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, ""))
+    return ", ".join(
+        f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, "")
+    )
 
 
 def _format_of(out: Path | None) -> Format:
@@ -565,7 +775,9 @@ def _format_of(out: Path | None) -> Format:
     try:
         return Format(out.suffix.removeprefix("."))
     except ValueError:
-        raise DataError("no format", where=str(out), wanted=", ".join(Format), do="name one with --format") from None
+        raise DataError(
+            "no format", where=str(out), wanted=", ".join(Format), do="name one with --format"
+        ) from None
 
 
 def _write(result: "pa.Table", chosen: Format, out: Path | None) -> None:
@@ -588,12 +800,21 @@ def _write(result: "pa.Table", chosen: Format, out: Path | None) -> None:
 def _write_text(result: "pa.Table", chosen: Format, file: Any) -> None:
     if chosen is Format.table:
         rows = _rows(result.slice(0, _MAX_TABLE_ROWS))
-        table = _new_table(result.column_names, [all(isinstance(row[name], int | float) for row in rows) for name in result.column_names])
+        table = _new_table(
+            result.column_names,
+            [
+                all(isinstance(row[name], int | float) for row in rows)
+                for name in result.column_names
+            ],
+        )
         for row in rows:
             table.add_row(*(_readable(value) for value in row.values()))
         _console(file).print(table)
         if result.num_rows > _MAX_TABLE_ROWS:
-            print(f"{result.num_rows - _MAX_TABLE_ROWS} of {result.num_rows} rows are not shown; --format csv writes all.", file=file)
+            print(
+                f"{result.num_rows - _MAX_TABLE_ROWS} of {result.num_rows} rows are not shown; --format csv writes all.",
+                file=file,
+            )
     elif chosen is Format.csv:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(result.column_names)
@@ -605,7 +826,10 @@ def _write_text(result: "pa.Table", chosen: Format, file: Any) -> None:
 
 def _rows(result: "pa.Table") -> list[dict[str, Any]]:
     """Rows as JSON has them: maps as objects, and null where a number is not a number."""
-    return [{name: _plain(value) for name, value in row.items()} for row in result.to_pylist(maps_as_pydicts="strict")]
+    return [
+        {name: _plain(value) for name, value in row.items()}
+        for row in result.to_pylist(maps_as_pydicts="strict")
+    ]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -620,18 +844,27 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, Decimal):  # what DuckDB gives for a sum of whole numbers
         return int(value) if value == value.to_integral_value() else float(value)
-    return None if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+    return (
+        None
+        if isinstance(value, float) and (value != value or abs(value) == float("inf"))
+        else value
+    )
 
 
 def _cell(value: Any) -> str:
     """A value as text; lists and maps are JSON."""
     if value is None:
         return ""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+    return (
+        json.dumps(value, ensure_ascii=False, default=str)
+        if isinstance(value, list | dict)
+        else str(value)
+    )
 
 
 def _readable(value: Any) -> str:
-    """A cell for a terminal: short numbers, and nothing of a model's output that a terminal would obey."""
+    """A cell for a terminal: short numbers, and nothing of a model's output that a terminal would
+    obey."""
     from tracerl.reporting.terminal import printable
 
     return printable(f"{value:.6g}" if isinstance(value, float) else _cell(value))
@@ -649,8 +882,15 @@ def _new_table(headings: Sequence[str], numbers: Sequence[bool]) -> "Table":
 
 
 def _console(file: Any = None) -> "Console":
-    """A console that shows text as it is (model output is not markup) and does not squeeze tables where there is no terminal."""
+    """A console that shows text as it is (model output is not markup) and does not squeeze tables
+    where there is no terminal."""
     from rich.console import Console
 
     target = file or sys.stdout
-    return Console(file=target, markup=False, highlight=False, emoji=False, width=None if target.isatty() else 200)
+    return Console(
+        file=target,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        width=None if target.isatty() else 200,
+    )

@@ -1,4 +1,5 @@
-"""Small files: rows of users' data files, text that is complete or absent, and checksums. One reader and one writer of each."""
+"""Small files: rows of users' data files, text that is complete or absent, and checksums. One
+reader and one writer of each."""
 
 import hashlib
 import json
@@ -21,28 +22,42 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE):
             yield from batch.to_pylist()
     except (pa.ArrowException, OSError) as error:
-        raise DataError("a Parquet file cannot be read", where=str(path), got=error, do="write, copy or download it again") from error
+        raise DataError(
+            "a Parquet file cannot be read",
+            where=str(path),
+            got=error,
+            do="write, copy or download it again",
+        ) from error
 
 
 def json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[dict[str, Any]]:
-    """The object on each of the numbered lines of a JSONL file. Raises DataError naming the line that is something else."""
+    """The object on each of the numbered lines of a JSONL file. Raises DataError naming the line
+    that is something else."""
     for number, line in lines:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataError("a line cannot be read as JSON", where=f"{where}, line {number}", got=line[:80]) from error
+            raise DataError(
+                "a line cannot be read as JSON", where=f"{where}, line {number}", got=line[:80]
+            ) from error
         yield json_object(row, f"{where}, line {number}")
 
 
 def json_object(row: Any, where: str) -> dict[str, Any]:
     """A row of JSON data. Raises DataError if it is not an object."""
     if not isinstance(row, dict):
-        raise DataError("a row is not an object", where=where, got=str(row)[:80], wanted='names and values: {"prompt": ...}')
+        raise DataError(
+            "a row is not an object",
+            where=where,
+            got=str(row)[:80],
+            wanted='names and values: {"prompt": ...}',
+        )
     return row
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number from 1, line) of a text. A newline alone ends a line: JSON strings may hold other line separators as they are."""
+    """(number from 1, line) of a text. A newline alone ends a line: JSON strings may hold other
+    line separators as they are."""
     return enumerate(text.removesuffix("\n").split("\n") if text else [], start=1)
 
 

@@ -1,11 +1,15 @@
-"""The processes that run a stage together: which of them this is, its share of the work, and what all of them must know.
+"""The processes that run a stage together: which of them this is, its share of the work, and what
+all of them must know.
 
-A world of one needs no launcher and no process group, and every function here then gives back what it was given: there is one code for
-one process and for many. Prompts are shared out as contiguous slices and micro-batches one by one; denominators, filters and draws are
-taken over the whole before that, so that a result depends on the number of ranks by rounding only. Every rank sees the same workspace (on
-several machines, a file system they share) and knows every response; the first one writes and publishes.
+A world of one needs no launcher and no process group, and every function here then gives back what
+it was given: there is one code for one process and for many. Prompts are shared out as contiguous
+slices and micro-batches one by one; denominators, filters and draws are taken over the whole before
+that, so that a result depends on the number of ranks by rounding only. Every rank sees the same
+workspace (on several machines, a file system they share) and knows every response; the first one
+writes and publishes.
 
-What ranks send each other are their own records, over the process group of the launcher that started them.
+What ranks send each other are their own records, over the process group of the launcher that
+started them.
 """
 
 import atexit
@@ -35,7 +39,8 @@ def launched() -> bool:
 def join() -> None:
     """Makes this process a rank of the world its launcher announced; nothing to do without one.
 
-    A rank ends with its launcher, however that ends: launchers start ranks in sessions of their own, where no terminal reaches them.
+    A rank ends with its launcher, however that ends: launchers start ranks in sessions of their
+    own, where no terminal reaches them.
     """
     global _rank, _size
     import torch
@@ -44,13 +49,19 @@ def join() -> None:
     if not launched() or dist.is_initialized():
         return
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed would look for others, and warn that it found none
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # DeepSpeed would look for others, and warn that it found none
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE
+    )
     _rank, _size = dist.get_rank(), dist.get_world_size()
-    atexit.register(dist.destroy_process_group)  # before the interpreter takes its threads' ground away
+    atexit.register(
+        dist.destroy_process_group
+    )  # before the interpreter takes its threads' ground away
 
 
 def rank() -> int:
@@ -69,14 +80,17 @@ def is_first() -> bool:
 
 
 def own_slice(number: int) -> slice:
-    """This rank's part of `number` things in a row. Parts differ by one at most; some are empty if there are more ranks than things."""
+    """This rank's part of `number` things in a row. Parts differ by one at most; some are empty if
+    there are more ranks than things."""
     return slice(number * rank() // size(), number * (rank() + 1) // size())
 
 
 def share(items: Sequence[Item]) -> list[tuple[Item, bool]]:
-    """This rank's items, as many on every rank, each with whether it counts: what evens out the number is run and counts for nothing.
+    """This rank's items, as many on every rank, each with whether it counts: what evens out the
+    number is run and counts for nothing.
 
-    Sharded training needs as many passes on every rank. Raises ValueError if there is nothing to share out.
+    Sharded training needs as many passes on every rank. Raises ValueError if there is nothing to
+    share out.
     """
     if not items:
         raise ValueError("nothing to share out")
@@ -117,7 +131,9 @@ def add_up(tensors: "Sequence[torch.Tensor]") -> None:
 
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
-    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, part in zip(
+        tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True
+    ):
         tensor.copy_(part.view_as(tensor))
 
 
@@ -135,5 +151,6 @@ def wait_for_all() -> None:
 
 
 def is_loss_of_others(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank is gone, which says nothing about why: that rank's own error does."""
+    """Whether a collective failed because another rank is gone, which says nothing about why: that
+    rank's own error does."""
     return size() > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error))

@@ -1,14 +1,16 @@
 """The project's one error tree.
 
-Every message says what went wrong, where, what was got, what was wanted and what to do about it, in that order; parts that do not
-apply are left out.
+Every message says what went wrong, where, what was got, what was wanted and what to do about it, in
+that order; parts that do not apply are left out.
 """
 
 
 class TracerlError(Exception):
     """Base of every error this package raises on purpose."""
 
-    def __init__(self, what: str, *, where: str = "", got: object = None, wanted: object = None, do: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str = "", got: object = None, wanted: object = None, do: str = ""
+    ) -> None:
         parts = [what]
         parts += [f"where: {where}"] if where else []
         parts += [f"got: {got}"] if got is not None else []

@@ -1,13 +1,16 @@
 """Items of reasoning-gym (extra `gym`), and how each is judged.
 
-Items are made in a process of their own, because five of its tasks depend on Python's hash seed; it never sees what a model wrote. That
-process also tries each task's scorer, for several cannot be trusted (found in version 0.1.25): some evaluate the answer as code, one pays
-any text, one pays "nan", one pays numbers that are not the given ones. What decides an item is, in this order:
+Items are made in a process of their own, because five of its tasks depend on Python's hash seed; it
+never sees what a model wrote. That process also tries each task's scorer, for several cannot be
+trusted (found in version 0.1.25): some evaluate the answer as code, one pays any text, one pays
+"nan", one pays numbers that are not the given ones. What decides an item is, in this order:
 
 1. our own rules where there are some: countdown, puzzle24 (four numbers that make 24), mini_sudoku;
-2. our mathematics where many forms are right: polynomial_multiplication, the integrals, and basic_arithmetic, whose scorer divides with
+2. our mathematics where many forms are right: polynomial_multiplication, the integrals, and
+basic_arithmetic, whose scorer divides with
    `//` and whose labels are replaced by the exact value;
-3. exact text where the task's class has no scorer of its own, or one that evaluates text or pays nonsense;
+3. exact text where the task's class has no scorer of its own, or one that evaluates text or pays
+nonsense;
 4. exact text, and else the task's scorer, inside the sandbox (`rewards/scorer.py`).
 """
 
@@ -33,7 +36,8 @@ _EVALUATORS = ("eval", "exec", "sympify", "parse_expr")
 
 @dataclass(frozen=True)
 class Item:
-    """A problem, the kind of its verifier, its answer ("" if only a scorer can tell), and what the verifier needs besides."""
+    """A problem, the kind of its verifier, its answer ("" if only a scorer can tell), and what the
+    verifier needs besides."""
 
     prompt: str
     kind: str
@@ -44,33 +48,60 @@ class Item:
 def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: str) -> list[Item]:
     """`size` items of a task. options: of the task's own configuration.
 
-    Raises ParamsError if the package, the task or an option is missing, or if nothing of ours can judge the task.
+    Raises ParamsError if the package, the task or an option is missing, or if nothing of ours can
+    judge the task.
     """
     asked = json.dumps({"task": task, "options": options, "size": size, "seed": seed})
-    environment = {"PYTHONHASHSEED": "0", "PYTHONPATH": ":".join(path for path in sys.path if path), "HOME": tempfile.gettempdir()}
+    environment = {
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": ":".join(path for path in sys.path if path),
+        "HOME": tempfile.gettempdir(),
+    }
     command = [sys.executable, "-W", "ignore", "-c", _COMMAND]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        command, input=asked, capture_output=True, text=True, env=environment, check=False
+    )
     if done.returncode == 3:
-        raise ParamsError("reasoning-gym is not installed", where=where, do="pip install 'tracerl[gym]'")
+        raise ParamsError(
+            "reasoning-gym is not installed", where=where, do="pip install 'tracerl[gym]'"
+        )
     if done.returncode != 0:
-        raise ParamsError("reasoning-gym cannot make this task", where=where, got=f"{task} {options}", wanted=done.stderr.strip()[-600:])
+        raise ParamsError(
+            "reasoning-gym cannot make this task",
+            where=where,
+            got=f"{task} {options}",
+            wanted=done.stderr.strip()[-600:],
+        )
     made = json.loads(done.stdout.rpartition("\n")[2])
     items = [item for entry in made["entries"] if (item := _item(task, made, entry)) is not None]
     if not items:
-        raise ParamsError("nothing can judge this task", where=where, got=task,
-                          wanted="a task with known answers, or a scorer that neither evaluates text nor pays nonsense")  # fmt: skip
+        raise ParamsError(
+            "nothing can judge this task",
+            where=where,
+            got=task,
+            wanted="a task with known answers, or a scorer that neither evaluates text nor pays nonsense",
+        )
     return items
 
 
 def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
-    """An item of what the other process made; None if it has no known answer and no scorer that can be trusted."""
+    """An item of what the other process made; None if it has no known answer and no scorer that can
+    be trusted."""
     entry = ast.literal_eval(text)
     metadata, answer = entry.get("metadata", {}), entry["answer"]
     prompt = _ASK.format(question=entry["question"].strip())
     if task in ("countdown", "puzzle24"):
-        return Item(prompt, "countdown", answer, f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}")
+        return Item(
+            prompt,
+            "countdown",
+            answer,
+            f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}",
+        )
     if task == "mini_sudoku":
-        clues, grid = ("".join(str(digit) for row in metadata[name] for digit in row) for name in ("puzzle", "solution"))
+        clues, grid = (
+            "".join(str(digit) for row in metadata[name] for digit in row)
+            for name in ("puzzle", "solution")
+        )
         return Item(prompt, "sudoku", grid, clues)
     if task in _MATHEMATICS:
         return Item(prompt, "math", answer, "")
@@ -87,7 +118,8 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
 
 
 def _exact_value(expression: str) -> str | None:
-    """The value of an expression whose numbers and brackets may have a sign; None if it divides by zero or is no plain arithmetic."""
+    """The value of an expression whose numbers and brackets may have a sign; None if it divides by
+    zero or is no plain arithmetic."""
     signed = re.sub(r"(?:(?<=[-+*/(])|^)-(\d+)", r"(0-\1)", expression.replace(" ", ""))
     signed = re.sub(r"(?:(?<=[-+*(])|^)-\(", "(0-1)*(", signed)
     read = read_expression(re.sub(r"(?<=/)-\(", "(0-1)/(", signed))
@@ -98,19 +130,26 @@ def _exact_value(expression: str) -> str | None:
 
 
 def main() -> None:
-    """Reads one request as JSON from standard input, writes one reply as JSON on the last line of standard output."""
+    """Reads one request as JSON from standard input, writes one reply as JSON on the last line of
+    standard output."""
     try:
         import reasoning_gym
     except ImportError:
         sys.exit(3)
     asked = json.load(sys.stdin)
     try:
-        dataset = reasoning_gym.create_dataset(asked["task"], size=asked["size"], seed=asked["seed"], **asked["options"])
+        dataset = reasoning_gym.create_dataset(
+            asked["task"], size=asked["size"], seed=asked["seed"], **asked["options"]
+        )
         entries = [_portable(dataset[i]) for i in range(asked["size"])]
     except (ValueError, TypeError, AssertionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     kind = type(dataset)
-    sound = "score_answer" in vars(kind) and not _evaluates(kind.__module__) and all("metadata" in entry for entry in entries)
+    sound = (
+        "score_answer" in vars(kind)
+        and not _evaluates(kind.__module__)
+        and all("metadata" in entry for entry in entries)
+    )
     reply = {
         "entries": [repr(entry) for entry in entries],
         "module": kind.__module__,
@@ -126,7 +165,11 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
         return type(value)(_plain(item) for item in value)
-    return value.item() if hasattr(value, "item") and hasattr(value, "dtype") and value.ndim == 0 else value
+    return (
+        value.item()
+        if hasattr(value, "item") and hasattr(value, "dtype") and value.ndim == 0
+        else value
+    )
 
 
 def _portable(entry: dict[str, Any]) -> dict[str, Any]:
@@ -141,29 +184,40 @@ def _portable(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluates(module: str) -> bool:
-    """Whether a module calls Python's or sympy's evaluation of text anywhere; a function of its own by such a name is none."""
+    """Whether a module calls Python's or sympy's evaluation of text anywhere; a function of its own
+    by such a name is none."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
     own = {node.name for node in ast.walk(source) if isinstance(node, ast.FunctionDef)}
     called = (node.func for node in ast.walk(source) if isinstance(node, ast.Call))
-    names = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in called)
+    names = (
+        node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in called
+    )
     return any(name in _EVALUATORS and name not in own for name in names)
 
 
 def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
-    """Whether the scorer pays every known answer in full, no nonsense, and as a rule neither a neighbour's answer nor both together.
+    """Whether the scorer pays every known answer in full, no nonsense, and as a rule neither a
+    neighbour's answer nor both together.
 
-    Not never: after moves that solve a board others may change nothing, and a neighbour's answer may happen to be right.
+    Not never: after moves that solve a board others may change nothing, and a neighbour's answer
+    may happen to be right.
     """
     alone, joined = 0, 0
     for number, entry in enumerate(entries):
         answer, other = entry["answer"], entries[number - 1]["answer"]
         if answer is not None and not _pays(dataset, answer, entry):
             return False
-        if any(_pays(dataset, text, entry) for text in (*_NONSENSE, entry["question"]) if text != answer):
+        if any(
+            _pays(dataset, text, entry)
+            for text in (*_NONSENSE, entry["question"])
+            if text != answer
+        ):
             return False
         if answer is not None and other != answer:
             alone += _pays(dataset, other, entry)
-            joined += _pays(dataset, f"{answer} {other}", entry) or _pays(dataset, f"{other} {answer}", entry)
+            joined += _pays(dataset, f"{answer} {other}", entry) or _pays(
+                dataset, f"{other} {answer}", entry
+            )
     return 2 * max(alone, joined) < len(entries)
 
 

@@ -1,12 +1,14 @@
-"""Puzzles judged by their rules, not against a stored answer: countdown and 4 x 4 sudoku. Generators with worked solutions, and the rules.
+"""Puzzles judged by their rules, not against a stored answer: countdown and 4 x 4 sudoku.
+Generators with worked solutions, and the rules.
 
-countdown: `3,5,7=22`, each given number to be used exactly once, with + - * / and brackets. Its solution is worked one operation at a time
-on what is left, `3*5=15;15+7=22;#3*5+7`; every value on the way is a whole number from 0 to 99. Difficulty is how many numbers there are
-(3, 4).
+countdown: `3,5,7=22`, each given number to be used exactly once, with + - * / and brackets. Its
+solution is worked one operation at a time on what is left, `3*5=15;15+7=22;#3*5+7`; every value on
+the way is a whole number from 0 to 99. Difficulty is how many numbers there are (3, 4).
 
-sudoku: sixteen digits, 0 for a blank, rows joined: `1030040000100000=`. Its solution fills one blank at a time, always one whose row,
-column and box leave a single digit, `r1c2=2;...;#1234...`, so that each step follows from the board so far. Difficulty is the number of
-blanks. Puzzles with several valid grids accept each of them.
+sudoku: sixteen digits, 0 for a blank, rows joined: `1030040000100000=`. Its solution fills one
+blank at a time, always one whose row, column and box leave a single digit, `r1c2=2;...;#1234...`,
+so that each step follows from the board so far. Difficulty is the number of blanks. Puzzles with
+several valid grids accept each of them.
 """
 
 import functools
@@ -33,12 +35,20 @@ def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str,
         if solved is not None:
             value, expression, steps = solved
             spec = f"{','.join(map(str, numbers))}={value}"
-            return spec + "?", expression, "".join(f"{step};" for step in steps) + f"#{expression}", spec
+            return (
+                spec + "?",
+                expression,
+                "".join(f"{step};" for step in steps) + f"#{expression}",
+                spec,
+            )
 
 
 def _worked(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, list[str]] | None:
-    """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to 99; None if none does."""
-    left: list[tuple[int, str, int]] = [(n, str(n), 3) for n in numbers]  # value, text, how tightly the text binds
+    """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to
+    99; None if none does."""
+    left: list[tuple[int, str, int]] = [
+        (n, str(n), 3) for n in numbers
+    ]  # value, text, how tightly the text binds
     steps: list[str] = []
     while len(left) > 1:
         i, j = (int(k) for k in rng.permutation(len(left))[:2])
@@ -52,12 +62,15 @@ def _worked(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, lis
         first = f"({first})" if tight < binds else first
         second = f"({second})" if close < binds or (close == binds and name in "-/") else second
         steps.append(f"{a}{name}{b}={values[name]}")
-        left = [item for k, item in enumerate(left) if k not in (i, j)] + [(values[name], f"{first}{name}{second}", binds)]
+        left = [item for k, item in enumerate(left) if k not in (i, j)] + [
+            (values[name], f"{first}{name}{second}", binds)
+        ]
     return left[0][0], left[0][1], steps
 
 
 def is_countdown_answer(spec: str, given: str) -> bool:
-    """Whether an expression uses exactly the numbers of `spec` ("3,5,7=22") and has its value. A stated "= 22" at the end may stand."""
+    """Whether an expression uses exactly the numbers of `spec` ("3,5,7=22") and has its value. A
+    stated "= 22" at the end may stand."""
     numbers, target = _countdown_spec(spec)
     expression, equals, stated = given.partition("=")
     if equals and stated.strip() != str(target):
@@ -78,9 +91,11 @@ def _countdown_spec(spec: str) -> tuple[list[int], int]:
 
 
 def read_expression(text: str) -> tuple[list[int], Fraction | None] | None:
-    """(numbers used, exact value or None if it divides by zero) of plain arithmetic; None if the text is anything else.
+    """(numbers used, exact value or None if it divides by zero) of plain arithmetic; None if the
+    text is anything else.
 
-    Nothing is evaluated by Python: a parser of its own, for at most 200 characters of + - * / brackets and whole numbers.
+    Nothing is evaluated by Python: a parser of its own, for at most 200 characters of + - * /
+    brackets and whole numbers.
     """
     if len(text) > _MAX_EXPRESSION:
         return None
@@ -101,7 +116,8 @@ _WRONG = Fraction(-1, 10**9)  # no expression read here has this value
 
 
 class _Reader:
-    """Recursive descent over tokens; a wrong one makes every value `_WRONG`, a division by zero makes it None."""
+    """Recursive descent over tokens; a wrong one makes every value `_WRONG`, a division by zero
+    makes it None."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self.tokens, self.place, self.numbers = tokens, 0, list[int]()
@@ -158,7 +174,8 @@ _PEERS = tuple({cell for unit in _UNITS if i in unit for cell in unit} - {i} for
 
 
 def sudoku(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, str]:
-    """(prompt, answer, solution, spec) of a random 4 x 4 sudoku with `difficulty` blanks, solved by single candidates alone."""
+    """(prompt, answer, solution, spec) of a random 4 x 4 sudoku with `difficulty` blanks, solved by
+    single candidates alone."""
     while True:
         grid = _random_grid(rng)
         clues = list(grid)
@@ -197,7 +214,9 @@ def _all_grids(clues: Sequence[int] = (0,) * 16) -> Iterator[tuple[int, ...]]:
                 yield from fill(cell + 1)
                 board[cell] = 0
 
-    if not any(clues[i] and clues[i] == clues[j] for i, j in combinations(range(16), 2) if j in _PEERS[i]):
+    if not any(
+        clues[i] and clues[i] == clues[j] for i, j in combinations(range(16), 2) if j in _PEERS[i]
+    ):
         yield from fill(0)
 
 
@@ -222,7 +241,8 @@ def _singles(clues: Sequence[int]) -> list[int] | None:
 
 
 def read_grid(given: str) -> str | None:
-    """The sixteen digits of an answer, whatever stands between them (spaces, bars, newlines); None if it holds another number of digits."""
+    """The sixteen digits of an answer, whatever stands between them (spaces, bars, newlines); None
+    if it holds another number of digits."""
     if len(given) > 400 or re.search(r"[A-Za-z]", given):
         return None
     digits = re.findall(r"[0-9]", given, re.ASCII)
@@ -232,18 +252,26 @@ def read_grid(given: str) -> str | None:
 def is_sudoku_answer(spec: str, given: str) -> bool:
     """Whether the grid keeps the clues and holds 1 to 4 once in every row, column and box."""
     grid = read_grid(given)
-    if grid is None or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)):
+    if grid is None or any(
+        clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)
+    ):
         return False
     return all({grid[cell] for cell in unit} == set("1234") for unit in _UNITS)
 
 
 def filled_blanks(spec: str, answer: str, given: str) -> float:
-    """The share of blanks filled as in the stored grid (d1's sudoku reward); 0 if the answer is no grid.
+    """The share of blanks filled as in the stored grid (d1's sudoku reward); 0 if the answer is no
+    grid.
 
-    A grid that breaks a clue gets 0 too: d1 does not check that, and pays for boards that are no solution of the puzzle.
+    A grid that breaks a clue gets 0 too: d1 does not check that, and pays for boards that are no
+    solution of the puzzle.
     """
     grid = read_grid(given)
     blanks = [i for i, clue in enumerate(spec) if clue == "0"]
-    if grid is None or not blanks or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)):
+    if (
+        grid is None
+        or not blanks
+        or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True))
+    ):
         return 0.0
     return sum(grid[i] == answer[i] for i in blanks) / len(blanks)

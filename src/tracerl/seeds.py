@@ -1,8 +1,9 @@
 """The only source of randomness: every draw is a function of a seed and of named coordinates.
 
-Nothing here has state, so a resumed run needs no random-number state: it asks for the same coordinates again and gets the same numbers.
-`generator_for` serves draws made once per step or problem (shuffles, noise levels). `uniforms` serves the sampler, which needs numbers
-per row, forward and position that do not depend on which other rows share the batch.
+Nothing here has state, so a resumed run needs no random-number state: it asks for the same
+coordinates again and gets the same numbers. `generator_for` serves draws made once per step or
+problem (shuffles, noise levels). `uniforms` serves the sampler, which needs numbers per row,
+forward and position that do not depend on which other rows share the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ if TYPE_CHECKING:  # making tasks does not wait for torch
 
 
 def key_for(seed: int, *coordinates: object) -> int:
-    """A 63-bit key for `seed` and coordinates (strings, integers); equal coordinates give equal keys on every machine."""
+    """A 63-bit key for `seed` and coordinates (strings, integers); equal coordinates give equal
+    keys on every machine."""
     text = "\x1f".join([str(seed), *map(str, coordinates)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
@@ -30,8 +32,9 @@ def generator_for(seed: int, *coordinates: object) -> np.random.Generator:
 def uniforms(keys: torch.Tensor, counters: torch.Tensor) -> torch.Tensor:
     """Uniform numbers in [0, 1), one for each (key, counter), float64.
 
-    `keys` and `counters` are int64 and broadcast together. Two rounds of the splitmix64 finaliser (Steele, Lea, Flood 2014) over the
-    mixed pair: integer arithmetic only, hence the same on every device and for every batch.
+    `keys` and `counters` are int64 and broadcast together. Two rounds of the splitmix64 finaliser
+    (Steele, Lea, Flood 2014) over the mixed pair: integer arithmetic only, hence the same on every
+    device and for every batch.
     """
     z = _mix(keys + counters * _GOLDEN) ^ keys
     z = _mix(z + _GOLDEN)

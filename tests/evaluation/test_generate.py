@@ -1,4 +1,5 @@
-"""Prompts in, responses out: complete or absent, resumed where a run was killed, and what is wrong is named by its row."""
+"""Prompts in, responses out: complete or absent, resumed where a run was killed, and what is wrong
+is named by its row."""
 
 import json
 from pathlib import Path
@@ -12,7 +13,14 @@ from tests.tiny import sharp_model, tiny_sampler
 from tracerl.cli import main
 from tracerl.config import load_params
 from tracerl.errors import DataError, ParamsError
-from tracerl.evaluation.generate import Prompt, changed_settings, default_settings, generate, read_prompts, sampler_of
+from tracerl.evaluation.generate import (
+    Prompt,
+    changed_settings,
+    default_settings,
+    generate,
+    read_prompts,
+    sampler_of,
+)
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.sampler import Request, sample
@@ -28,7 +36,12 @@ def prompts(*texts: str) -> list[Prompt]:
     return [Prompt(text, tuple(TOKENIZER.prompt_ids(text))) for text in texts]
 
 
-def run(out: Path, texts: tuple[str, ...] = ("1+1=", "2+30=", "4="), told: list[int] | None = None, policy: str = "p") -> pa.Table:
+def run(
+    out: Path,
+    texts: tuple[str, ...] = ("1+1=", "2+30=", "4="),
+    told: list[int] | None = None,
+    policy: str = "p",
+) -> pa.Table:
     done = told if told is not None else []
     return generate(MODEL, TOKENIZER, prompts(*texts), SETTINGS, 2, 1, policy, out, 2, done.append)
 
@@ -51,7 +64,11 @@ def test_every_prompt_has_its_responses_in_order(tmp_path):
         assert row["text"] == TOKENIZER.decode(alone.response_ids[: alone.num_tokens].tolist())
         assert row["num_forwards"] == alone.num_forwards
     recorded = json.loads(table.schema.metadata[b"tracerl.sampler"])
-    assert (recorded["cache_mode"], recorded["block_size"], recorded["threshold"]) == ("exact", 4, 0.5)
+    assert (recorded["cache_mode"], recorded["block_size"], recorded["threshold"]) == (
+        "exact",
+        4,
+        0.5,
+    )
 
 
 def test_a_killed_run_continues_after_its_last_part_and_ends_with_the_same_file(tmp_path):
@@ -65,7 +82,9 @@ def test_a_killed_run_continues_after_its_last_part_and_ends_with_the_same_file(
     told: list[int] = []
     out, texts = tmp_path / "r.parquet", ("1+1=", "2+30=", "4=")
     with pytest.raises(KeyboardInterrupt):
-        generate(MODEL, TOKENIZER, prompts(*texts), SETTINGS, 2, 1, "p", out, 2, die_in_the_second_part)
+        generate(
+            MODEL, TOKENIZER, prompts(*texts), SETTINGS, 2, 1, "p", out, 2, die_in_the_second_part
+        )
     assert not out.exists()
     parts = sorted((tmp_path / "r.parquet.parts").iterdir())
     assert [part.name for part in parts] == ["00000.parquet"]
@@ -87,15 +106,22 @@ def test_prompts_are_read_from_every_kind_of_file(tmp_path, suffix):
     elif suffix == ".jsonl":
         path.write_text('{"prompt": "1+1="}\n{"prompt_ids": [5, 6]}\n')
     else:
-        pq.write_table(pa.table({"prompt": ["1+1=", None], "prompt_ids": [None, [5, 6]], "other": [1, 2]}), path)
+        pq.write_table(
+            pa.table({"prompt": ["1+1=", None], "prompt_ids": [None, [5, 6]], "other": [1, 2]}),
+            path,
+        )
     first, second = read_prompts(path, TOKENIZER, SETTINGS, template=True)
     assert first == Prompt("1+1=", tuple(TOKENIZER.prompt_ids("1+1=")))
-    assert second == (Prompt("2=", tuple(TOKENIZER.encode("2="))) if suffix == ".txt" else Prompt(None, (5, 6)))
+    assert second == (
+        Prompt("2=", tuple(TOKENIZER.encode("2="))) if suffix == ".txt" else Prompt(None, (5, 6))
+    )
 
 
 def test_the_opening_ends_the_prompt(tmp_path):
     (tmp_path / "p.txt").write_text("1+1=\n")
-    [prompt] = read_prompts(tmp_path / "p.txt", TOKENIZER, SETTINGS.model_copy(update={"opening": "So "}), template=True)
+    [prompt] = read_prompts(
+        tmp_path / "p.txt", TOKENIZER, SETTINGS.model_copy(update={"opening": "So "}), template=True
+    )
     assert prompt.ids == tuple(TOKENIZER.encode("1+1=So "))
 
 
@@ -128,7 +154,11 @@ def test_settings_come_from_a_params_file_and_changes_are_checked():
     with pytest.raises(ParamsError, match=r"rl\.short"):
         sampler_of(params, "rl.shrot", "params.yaml")
     assert changed_settings(SETTINGS, {"temperature": 0.5}).temperature == 0.5
-    wrong: list[dict[str, Any]] = [{"temprature": 1.0}, {"threshold": 2.0}, {"cache": "dual", "horizon": 3}]
+    wrong: list[dict[str, Any]] = [
+        {"temprature": 1.0},
+        {"threshold": 2.0},
+        {"cache": "dual", "horizon": 3},
+    ]
     for changes in wrong:
         with pytest.raises(ParamsError, match=list(changes)[-1]):
             changed_settings(SETTINGS, changes)
@@ -144,9 +174,29 @@ def test_the_default_settings_are_exact(attention):
 def test_the_command_writes_a_file_from_a_checkpoint_directory(tmp_path, capsys):
     save_checkpoint(MODEL, TOKENIZER, tmp_path / "model")
     (tmp_path / "p.txt").write_text("1+1=\n2+3=\n")
-    arguments = ["generate", "--model", str(tmp_path / "model"), "--prompts", str(tmp_path / "p.txt"), "--out", str(tmp_path / "r.parquet")]
+    arguments = [
+        "generate",
+        "--model",
+        str(tmp_path / "model"),
+        "--prompts",
+        str(tmp_path / "p.txt"),
+        "--out",
+        str(tmp_path / "r.parquet"),
+    ]
     with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--device", "cpu", "--set", "max_new_tokens=8", "--set", "temperature=1.0", "--num-samples", "2"])
+        main(
+            [
+                *arguments,
+                "--device",
+                "cpu",
+                "--set",
+                "max_new_tokens=8",
+                "--set",
+                "temperature=1.0",
+                "--num-samples",
+                "2",
+            ]
+        )
     assert ended.value.code == 0
     table = pq.read_table(tmp_path / "r.parquet")
     assert table["prompt"].to_pylist() == ["1+1=", "1+1=", "2+3=", "2+3="]

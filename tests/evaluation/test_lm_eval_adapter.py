@@ -1,6 +1,7 @@
 """The adapter serves generation as the harness asks for it and refuses likelihoods.
 
-A stand-in gives the harness's one base class, so that this is tested everywhere; with the extra lm-eval the harness itself runs too.
+A stand-in gives the harness's one base class, so that this is tested everywhere; with the extra
+lm-eval the harness itself runs too.
 """
 
 import json
@@ -36,7 +37,9 @@ def adapter(monkeypatch):
 
 def test_generation_is_cut_at_stops_and_likelihood_is_refused(adapter, tmp_path):
     tokenizer = character_tokenizer()
-    architecture = tiny_architecture("sdar", vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+    architecture = tiny_architecture(
+        "sdar", vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
+    )
     save_checkpoint(new_model(architecture, generator_for(1, "lm")), tokenizer, tmp_path / "model")
     model = adapter.TracerlLM(tmp_path / "model", tiny_sampler(), seed=1)
 
@@ -47,7 +50,9 @@ def test_generation_is_cut_at_stops_and_likelihood_is_refused(adapter, tmp_path)
     assert plain[0] != plain[2], "a repeat has noise of its own"
     assert model.generate_until([request("1+2=", [])]) == [plain[1]]
     stop = plain[1][2]
-    assert model.generate_until([request("1+2=", [stop, "never there"])]) == [plain[1][: plain[1].index(stop)]]
+    assert model.generate_until([request("1+2=", [stop, "never there"])]) == [
+        plain[1][: plain[1].index(stop)]
+    ]
     with pytest.raises(DataError, match="likelihood"):
         model.loglikelihood([])
     with pytest.raises(DataError, match="likelihood"):
@@ -58,7 +63,9 @@ def test_generation_is_cut_at_stops_and_likelihood_is_refused(adapter, tmp_path)
 def test_the_harness_itself_evaluates_a_task_of_local_data(tmp_path, monkeypatch):
     """Two of four answers are what the model says, so the harness must find one half."""
     pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
-    monkeypatch.delitem(sys.modules, "tracerl.evaluation.lm_eval_adapter", raising=False)  # which may have the stand-in's class
+    monkeypatch.delitem(
+        sys.modules, "tracerl.evaluation.lm_eval_adapter", raising=False
+    )  # which may have the stand-in's class
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     from lm_eval import simple_evaluate
@@ -68,12 +75,19 @@ def test_the_harness_itself_evaluates_a_task_of_local_data(tmp_path, monkeypatch
     from tracerl.evaluation.lm_eval_adapter import TracerlLM
 
     tokenizer = character_tokenizer()
-    architecture = tiny_architecture("sdar", vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+    architecture = tiny_architecture(
+        "sdar", vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
+    )
     save_checkpoint(new_model(architecture, generator_for(1, "lm")), tokenizer, tmp_path / "model")
     model = TracerlLM(tmp_path / "model", tiny_sampler(), seed=1)
     asked = [f"{i}+1=" for i in range(4)]
-    said = model.generate_until([SimpleNamespace(args=(context, {"until": ["\n"]})) for context in asked])
-    rows = [{"asked": context, "known": text if i < 2 else text + "?"} for i, (context, text) in enumerate(zip(asked, said, strict=True))]
+    said = model.generate_until(
+        [SimpleNamespace(args=(context, {"until": ["\n"]})) for context in asked]
+    )
+    rows = [
+        {"asked": context, "known": text if i < 2 else text + "?"}
+        for i, (context, text) in enumerate(zip(asked, said, strict=True))
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = ConfigurableTask(
         config={
@@ -85,9 +99,16 @@ def test_the_harness_itself_evaluates_a_task_of_local_data(tmp_path, monkeypatch
             "doc_to_text": "{{asked}}",
             "doc_to_target": "{{known}}",
             "generation_kwargs": {"until": ["\n"]},
-            "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+            "metric_list": [
+                {"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}
+            ],
         }
     )
-    result = simple_evaluate(model=model, tasks=[task], task_manager=TaskManager(include_defaults=False), bootstrap_iters=0)
+    result = simple_evaluate(
+        model=model,
+        tasks=[task],
+        task_manager=TaskManager(include_defaults=False),
+        bootstrap_iters=0,
+    )
     assert result["results"]["local"]["exact_match,none"] == 0.5
     assert [sample["resps"] for sample in result["samples"]["local"]] == [[[text]] for text in said]

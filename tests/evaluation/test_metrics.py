@@ -1,4 +1,5 @@
-"""Laws of the numbers: pass@k is the exact chance, and two evaluations are compared problem by problem."""
+"""Laws of the numbers: pass@k is the exact chance, and two evaluations are compared problem by
+problem."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -30,12 +31,29 @@ def test_how_programs_ended_is_counted_where_programs_were_judged():
     rollouts = make_rollouts("evaluate@a", 0)[:6]
     plain = summarise(rollout_table(rollouts), 10, 1)
     assert not [name for name in plain if name.startswith("program_")]
-    details = ["bubblewrap: passed passed", "bubblewrap: timeout skipped", "bubblewrap: error ended", "bubblewrap: error error",
-               "bubblewrap: no sandbox did start: error", ""]  # fmt: skip
-    table = rollout_table([replace(rollout, detail=detail) for rollout, detail in zip(rollouts, details, strict=True)])
+    details = [
+        "bubblewrap: passed passed",
+        "bubblewrap: timeout skipped",
+        "bubblewrap: error ended",
+        "bubblewrap: error error",
+        "bubblewrap: no sandbox did start: error",
+        "",
+    ]
+    table = rollout_table(
+        [replace(rollout, detail=detail) for rollout, detail in zip(rollouts, details, strict=True)]
+    )
     assert table["detail"].to_pylist() == details
-    found = {name: value for name, value in summarise(table, 10, 1).items() if name.startswith("program_")}
-    assert found == {"program_timeout": 0.25, "program_error": 0.5, "program_output": 0.0, "program_ended": 0.25}
+    found = {
+        name: value
+        for name, value in summarise(table, 10, 1).items()
+        if name.startswith("program_")
+    }
+    assert found == {
+        "program_timeout": 0.25,
+        "program_error": 0.5,
+        "program_output": 0.0,
+        "program_ended": 0.25,
+    }
 
 
 def evaluations(root, verdicts):
@@ -44,12 +62,17 @@ def evaluations(root, verdicts):
         table = rollout_table(make_rollouts("evaluate@" + name, 0)).to_pydict()
         tasks = list(dict.fromkeys(table["task_id"]))
         table["verdict"] = [marks[tasks.index(task)] for task in table["task_id"]]
-        write_rollouts(root / "data" / "evals" / name / "rows.parquet", pa.table(table, schema=ROLLOUTS))
+        write_rollouts(
+            root / "data" / "evals" / name / "rows.parquet", pa.table(table, schema=ROLLOUTS)
+        )
     return len(tasks)
 
 
 def test_a_comparison_counts_problems_won_lost_and_tied(tmp_path, capsys):
-    marks = {"a": ["correct", "wrong", "undecided", "correct"] * 50, "b": ["correct", "correct", "wrong", "wrong"] * 50}
+    marks = {
+        "a": ["correct", "wrong", "undecided", "correct"] * 50,
+        "b": ["correct", "correct", "wrong", "wrong"] * 50,
+    }
     count = evaluations(tmp_path, marks)
     first, second = tmp_path / "data" / "evals" / "a", tmp_path / "data" / "evals" / "b"
     rows = compare_evaluations(first, second, 200, 1)
@@ -60,7 +83,9 @@ def test_a_comparison_counts_problems_won_lost_and_tied(tmp_path, capsys):
         assert row["ci_low"] <= row["difference"] <= row["ci_high"]
         assert row["unpaired"] == 0
     back = compare_evaluations(second, first, 200, 1)
-    assert [(r["won"], r["lost"], -r["difference"]) for r in back] == [(r["lost"], r["won"], r["difference"]) for r in rows]
+    assert [(r["won"], r["lost"], -r["difference"]) for r in back] == [
+        (r["lost"], r["won"], r["difference"]) for r in rows
+    ]
     assert [r["difference"] for r in compare_evaluations(first, first, 200, 1)] == [0.0] * len(rows)
     with pytest.raises(SystemExit) as end:
         main(["compare", "a", "b", "--root", str(tmp_path)])

@@ -7,30 +7,50 @@ import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, opened_prompt, respond
+from tracerl.evaluation.responses import (
+    Occasion,
+    fitting_tasks,
+    judged_table,
+    opened_prompt,
+    respond,
+)
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.verify import VERSION, provenance
 from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
-TASKS = [Task(f"sums/{i}", "sums", "sums", "train", 2, prompt, "3", "") for i, prompt in enumerate(("1+2=", "1+1+1="))]
+TASKS = [
+    Task(f"sums/{i}", "sums", "sums", "train", 2, prompt, "3", "")
+    for i, prompt in enumerate(("1+2=", "1+1+1="))
+]
 
 
 def test_every_response_begins_with_the_opening_which_is_not_part_of_it():
     settings = tiny_sampler(opening="So ", max_new_tokens=4)
     assert opened_prompt("1+2=", TOKENIZER, settings) == TOKENIZER.encode("1+2=So ")
     model = sharp_model("llada", vocab_size=TOKENIZER.vocab_size)
-    rollouts = respond(model, TOKENIZER, TASKS, 2, settings, Occasion("rl@short", 1, "0" * 16, 1, True))
+    rollouts = respond(
+        model, TOKENIZER, TASKS, 2, settings, Occasion("rl@short", 1, "0" * 16, 1, True)
+    )
     for rollout in rollouts:
-        assert TOKENIZER.decode(rollout.trajectory.prompt_ids.tolist()) == rollout.task.prompt + "So "
+        assert (
+            TOKENIZER.decode(rollout.trajectory.prompt_ids.tolist()) == rollout.task.prompt + "So "
+        )
         assert len(rollout.trajectory.response_ids) == 4
         assert rollout.settings["opening"] == "So "
 
 
 def test_a_file_of_responses_names_what_judged_them(tmp_path):
     model = sharp_model("llada", vocab_size=TOKENIZER.vocab_size)
-    rollouts = respond(model, TOKENIZER, TASKS, 1, tiny_sampler(max_new_tokens=4), Occasion("rl@short", 1, "0" * 16, 1, True))
+    rollouts = respond(
+        model,
+        TOKENIZER,
+        TASKS,
+        1,
+        tiny_sampler(max_new_tokens=4),
+        Occasion("rl@short", 1, "0" * 16, 1, True),
+    )
     write_rollouts(tmp_path / "rows.parquet", judged_table(rollouts))
     query = f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE decode(key) = 'tracerl.judged_by'"
     with duckdb.connect() as connection:
@@ -43,7 +63,9 @@ def test_a_file_of_responses_names_what_judged_them(tmp_path):
 def test_the_opening_counts_towards_the_prompt_limit(tmp_path):
     files = {"sums": tmp_path / "sums.parquet"}
     write_tasks(files["sums"], TASKS)
-    kept, left_out = fitting_tasks(files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here")
+    kept, left_out = fitting_tasks(
+        files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here"
+    )
     assert (kept, left_out) == ({"sums": TASKS[:1]}, {"sums": 1})
     with pytest.raises(DataError, match="longer than the limit"):
         fitting_tasks(files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=6), "here")

@@ -1,4 +1,5 @@
-"""A small DVC project for the flows: real params, stages of seconds, one of them a stage as the real ones are.
+"""A small DVC project for the flows: real params, stages of seconds, one of them a stage as the
+real ones are.
 
 start --> wide@0 ... wide@11 --> report
       --> fragile --> after
@@ -20,7 +21,8 @@ from tests.tiny_run import ROOT, tiny_params
 
 NUM_WIDE = 12
 
-# A stage without torch: fast to start. `fragile` writes its metrics, then fails if there is something in data/raw.
+# A stage without torch: fast to start. `fragile` writes its metrics, then fails if there is
+# something in data/raw.
 STEP = """
 import json, sys, time
 from pathlib import Path
@@ -40,7 +42,8 @@ else:
     Path(f"data/{name}.txt").write_text(f"{name} {seed if name == 'start' else ''}")
 """
 
-# A stage as the real ones are: it works in a scratch workspace, saves after each unit, and goes on from there.
+# A stage as the real ones are: it works in a scratch workspace, saves after each unit, and goes on
+# from there.
 SLOW = """
 import os, signal, time
 from pathlib import Path
@@ -86,11 +89,24 @@ def slow_value(iterations: int) -> int:
 def graph() -> dict[str, Any]:
     def stage(command: str, name: str, deps: list[str], params: list[str]) -> dict[str, Any]:
         metrics: list[Any] = [{f"reports/metrics/{name}.json": {"cache": False}}]
-        return {"cmd": command, "deps": deps, "params": params, "outs": [f"data/{name}.txt"], "metrics": metrics}
+        return {
+            "cmd": command,
+            "deps": deps,
+            "params": params,
+            "outs": [f"data/{name}.txt"],
+            "metrics": metrics,
+        }
 
     start = stage("python step.py start", "start", ["step.py"], ["seed"])
-    wide = stage("python step.py wide@${item}", "wide@${item}", ["step.py", "data/start.txt"], ["truncated_is_wrong"])
-    fragile = stage("python step.py fragile", "fragile", ["step.py", "data/start.txt", "data/raw"], [])
+    wide = stage(
+        "python step.py wide@${item}",
+        "wide@${item}",
+        ["step.py", "data/start.txt"],
+        ["truncated_is_wrong"],
+    )
+    fragile = stage(
+        "python step.py fragile", "fragile", ["step.py", "data/start.txt", "data/raw"], []
+    )
     slow = stage("python slow.py", "slow", ["slow.py"], ["rl.short.iterations"])
     after = stage("python step.py after", "after", ["step.py", "data/fragile.txt"], [])
     report = {
@@ -98,35 +114,61 @@ def graph() -> dict[str, Any]:
         "deps": ["step.py", *(f"data/wide@{i}.txt" for i in range(NUM_WIDE))],
         "outs": [{"reports/report.html": {"cache": False}}],
     }
-    stages = {"start": {**start, "desc": "The first stage"}, "fragile": fragile, "after": after, "report": report}
-    return {"stages": {**stages, "slow": {**slow, "meta": {"tags": ["gpu"]}}, "wide": {"foreach": list(range(NUM_WIDE)), "do": wide}}}
+    stages = {
+        "start": {**start, "desc": "The first stage"},
+        "fragile": fragile,
+        "after": after,
+        "report": report,
+    }
+    return {
+        "stages": {
+            **stages,
+            "slow": {**slow, "meta": {"tags": ["gpu"]}},
+            "wide": {"foreach": list(range(NUM_WIDE)), "do": wide},
+        }
+    }
 
 
 def make_project(folder: Path) -> None:
     """A git repository with one commit, in which nothing has run."""
     for name in ("flows", ".dvc"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp")
+        )
     for name in ("prefect.yaml", ".dvcignore"):
         shutil.copy(ROOT / name, folder / name)
     params = tiny_params()
     params["rl"]["short"]["iterations"] = 2
-    (folder / "params.yaml").write_text("# The params of the test\n" + yaml.safe_dump(params, sort_keys=False))
+    (folder / "params.yaml").write_text(
+        "# The params of the test\n" + yaml.safe_dump(params, sort_keys=False)
+    )
     (folder / "dvc.yaml").write_text(yaml.safe_dump(graph(), sort_keys=False))
     (folder / "step.py").write_text(STEP)
     (folder / "slow.py").write_text(SLOW)
     (folder / "data" / "raw").mkdir(parents=True)
     (folder / "data" / "raw" / ".gitkeep").touch()
-    (folder / ".gitignore").write_text("/logs/\n/.prefect/\n/data/scratch/\n/units.txt\n__pycache__/\n")
+    (folder / ".gitignore").write_text(
+        "/logs/\n/.prefect/\n/data/scratch/\n/units.txt\n__pycache__/\n"
+    )
     git(folder, "init", "--quiet")
-    for name, value in {"user.name": "test", "user.email": "test@localhost", "commit.gpgsign": "false"}.items():
+    for name, value in {
+        "user.name": "test",
+        "user.email": "test@localhost",
+        "commit.gpgsign": "false",
+    }.items():
         git(folder, "config", name, value)
     commit(folder, "first")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """That of a user in the project's folder, with Prefect's and DVC's own files beside the project."""
+    """That of a user in the project's folder, with Prefect's and DVC's own files beside the
+    project."""
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "DVC"))},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PREFECT", "DVC"))
+        },
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "OMP_NUM_THREADS": "1",
@@ -137,10 +179,19 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def command(folder: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def command(
+    folder: Path, *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Runs `python -m ARGUMENTS` in the project."""
     env = env or environment(folder)
-    return subprocess.run([sys.executable, "-m", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def slow_processes(folder: Path) -> list[psutil.Process]:
@@ -148,6 +199,10 @@ def slow_processes(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd", "status"]):
         info = process.info
-        if info["cwd"] == str(folder) and "slow.py" in " ".join(info["cmdline"] or []) and info["status"] != psutil.STATUS_ZOMBIE:
+        if (
+            info["cwd"] == str(folder)
+            and "slow.py" in " ".join(info["cmdline"] or [])
+            and info["status"] != psutil.STATUS_ZOMBIE
+        ):
             found.append(process)
     return found

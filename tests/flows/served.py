@@ -21,7 +21,9 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
 class Served:
     """Prefect's REST API, as the UI uses it."""
 
-    def __init__(self, folder: Path, port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    def __init__(
+        self, folder: Path, port: int, process: "subprocess.Popen[bytes]", log: Path
+    ) -> None:
         self.folder, self.port, self.process, self.log = folder, port, process, log
         self.ui = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=f"{self.ui}/api", timeout=60)
@@ -41,7 +43,9 @@ class Served:
     def _ask(self, method: str, path: str, data: Any = None) -> Any:
         for _ in range(20):
             answer = self.client.request(method, path, json=data)
-            if answer.status_code != 503:  # "database is locked": SQLite's way of asking to be asked again
+            if (
+                answer.status_code != 503
+            ):  # "database is locked": SQLite's way of asking to be asked again
                 break
             time.sleep(0.5)
         assert answer.is_success, f"{answer.status_code} {answer.text}"
@@ -51,12 +55,16 @@ class Served:
         return {**environment(self.folder), "PREFECT_API_URL": f"{self.ui}/api"}
 
     def deployment(self, name: str) -> Any:
-        return self.get(f"/deployments/name/{'experiments' if name == 'grid' else 'pipeline'}/{name}")
+        return self.get(
+            f"/deployments/name/{'experiments' if name == 'grid' else 'pipeline'}/{name}"
+        )
 
     def start(self, deployment: str = "full", **parameters: Any) -> str:
         """Asks for a run of a deployment, as the button in the UI does; returns its id."""
         path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
-        run: dict[str, Any] = self.post(path, {"parameters": parameters, "state": {"type": "SCHEDULED"}})
+        run: dict[str, Any] = self.post(
+            path, {"parameters": parameters, "state": {"type": "SCHEDULED"}}
+        )
         return str(run["id"])
 
     def state(self, run: str) -> Any:
@@ -64,7 +72,11 @@ class Served:
 
     def ended(self, run: str) -> Any:
         """The final state of a run."""
-        return wait_for(lambda: state if (state := self.state(run))["type"] in FINAL else None, f"the end of {run}: {self.log}", 900)
+        return wait_for(
+            lambda: state if (state := self.state(run))["type"] in FINAL else None,
+            f"the end of {run}: {self.log}",
+            900,
+        )
 
     def finished(self, deployment: str = "full", **parameters: Any) -> tuple[str, Any]:
         """(id, final state) of a run from beginning to end."""
@@ -72,7 +84,8 @@ class Served:
         return run, self.ended(run)
 
     def tasks(self, run: str) -> dict[str, Any]:
-        """The task runs of a flow run, by stage. The server hears of their states a little later than of the run's."""
+        """The task runs of a flow run, by stage. The server hears of their states a little later
+        than of the run's."""
 
         def known() -> Any:
             tasks = self.post("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
@@ -85,21 +98,35 @@ class Served:
         return {name: task["state"]["name"] for name, task in self.tasks(run).items()}
 
     def artifacts(self, run: str) -> dict[str, Any]:
-        return {artifact["key"]: artifact for artifact in self.post("/artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}})}
+        return {
+            artifact["key"]: artifact
+            for artifact in self.post("/artifacts/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        }
 
     def messages(self, run: str) -> list[str]:
-        rows = self.post("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200, "sort": "TIMESTAMP_ASC"})
+        rows = self.post(
+            "/logs/filter",
+            {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200, "sort": "TIMESTAMP_ASC"},
+        )
         return [row["message"] for row in rows]
 
     def flow_process(self) -> psutil.Process:
         """The process of the one flow run under way."""
-        guards = [p for p in self.process_tree() if "guard.py" in " ".join(p.cmdline()) and "repro" in p.cmdline()]
+        guards = [
+            p
+            for p in self.process_tree()
+            if "guard.py" in " ".join(p.cmdline()) and "repro" in p.cmdline()
+        ]
         (flow,) = {guard.parent() for guard in guards}
         assert flow is not None
         return flow
 
     def process_tree(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        return [
+            p
+            for p in psutil.Process(self.process.pid).children(recursive=True)
+            if p.status() != psutil.STATUS_ZOMBIE
+        ]
 
 
 def wait_for(check: Callable[[], Any], what: str, seconds: float) -> Any:
@@ -131,9 +158,15 @@ def serving(folder: Path) -> Iterator[Served]:
     port, log = free_ports(), folder.parent / "serve.log"
     with log.open("wb") as output:
         command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
-        process = subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(folder), stdout=output, stderr=subprocess.STDOUT
+        )
     try:
-        wait_for(lambda: "started!" in log.read_text() or process.poll() is not None, f"make serve: {log}", 600)
+        wait_for(
+            lambda: "started!" in log.read_text() or process.poll() is not None,
+            f"make serve: {log}",
+            600,
+        )
         assert process.poll() is None, log.read_text()
         served = Served(folder, port, process, log)
         with served.client:

@@ -1,4 +1,5 @@
-"""prefect.yaml and the flows agree, flows can be pickled and their parameters are checked, without a server."""
+"""prefect.yaml and the flows agree, flows can be pickled and their parameters are checked, without
+a server."""
 
 from typing import Any
 
@@ -13,14 +14,19 @@ from flows.workspace import read_plan
 from tests.tiny_run import ROOT
 
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-FLOWS: dict[str, Any] = {"flows/pipeline.py:pipeline": pipeline, "flows/experiments.py:experiments": experiments}
+FLOWS: dict[str, Any] = {
+    "flows/pipeline.py:pipeline": pipeline,
+    "flows/experiments.py:experiments": experiments,
+}
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["name"])
 def test_a_deployment_gives_its_flow_parameters_that_it_takes(deployment: dict[str, Any]) -> None:
     flow = FLOWS[deployment["entrypoint"]]
     parameters = deployment["parameters"]
-    flow.validate_parameters(parameters if flow is pipeline else {"grid": {"seed": [1]}, **parameters})
+    flow.validate_parameters(
+        parameters if flow is pipeline else {"grid": {"seed": [1]}, **parameters}
+    )
     assert read_plan(ROOT, parameters.get("targets", ()))
     assert deployment["concurrency_limit"]["limit"] == 1
 
@@ -36,11 +42,28 @@ def test_a_flow_can_be_pickled_as_serve_does_it(flow) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_parallel": 0}, {"retries": 11}, {"targets": "report"}, {"overrides": [1]}, {"force": "maybe"}], ids=str
+    "wrong",
+    [
+        {"max_parallel": 0},
+        {"retries": 11},
+        {"targets": "report"},
+        {"overrides": [1]},
+        {"force": "maybe"},
+    ],
+    ids=str,
 )
 def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterTypeError, match=next(iter(wrong))):
-        pipeline.validate_parameters({"targets": [], "overrides": {}, "force": False, "max_parallel": 1, "retries": 0, **wrong})
+        pipeline.validate_parameters(
+            {
+                "targets": [],
+                "overrides": {},
+                "force": False,
+                "max_parallel": 1,
+                "retries": 0,
+                **wrong,
+            }
+        )
 
 
 def test_every_parameter_is_explained_in_the_ui() -> None:

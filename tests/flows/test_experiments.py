@@ -1,4 +1,5 @@
-"""A grid is every combination once, named by everything that makes it another one, and its comparison shows what differs."""
+"""A grid is every combination once, named by everything that makes it another one, and its
+comparison shows what differs."""
 
 import subprocess
 from typing import Any
@@ -9,21 +10,43 @@ from flows.experiments import cell_name, combinations
 GRID: dict[str, list[Any]] = {"rl.short.optimizer.lr": [1e-4, 2e-4], "seed": [1, 2]}
 CELLS = {cell_name("grid", values, []): values for values in combinations(GRID)}
 FIGURES = {
-    cell: {"rl-short accuracy": values["seed"] / 8 + values["rl.short.optimizer.lr"], "rl-short problems": 600.0}
+    cell: {
+        "rl-short accuracy": values["seed"] / 8 + values["rl.short.optimizer.lr"],
+        "rl-short problems": 600.0,
+    }
     for cell, values in CELLS.items()
 }
 
 
 def test_a_grid_is_every_combination_once_in_its_order() -> None:
-    assert [tuple(values.values()) for values in combinations(GRID)] == [(1e-4, 1), (1e-4, 2), (2e-4, 1), (2e-4, 2)]
+    assert [tuple(values.values()) for values in combinations(GRID)] == [
+        (1e-4, 1),
+        (1e-4, 2),
+        (2e-4, 1),
+        (2e-4, 2),
+    ]
     assert len(CELLS) == 4
 
 
 def test_a_name_is_fit_for_git_and_differs_where_the_experiment_does() -> None:
     assert next(iter(CELLS)).startswith("grid-lr-0.0001-seed-1-")
-    strange = cell_name("grid", {"rl.short.tasks": {"sums-long": 1, "x y": [1, "~^:?*"]}, "a" * 99: "b..c.lock"}, [])
-    assert subprocess.run(["git", "check-ref-format", f"refs/exps/{strange}"], check=False).returncode == 0
-    assert len({cell_name("grid", {"seed": seed}, targets) for seed in (1, "1", 2) for targets in ([], ["report"])}) == 6
+    strange = cell_name(
+        "grid", {"rl.short.tasks": {"sums-long": 1, "x y": [1, "~^:?*"]}, "a" * 99: "b..c.lock"}, []
+    )
+    assert (
+        subprocess.run(["git", "check-ref-format", f"refs/exps/{strange}"], check=False).returncode
+        == 0
+    )
+    assert (
+        len(
+            {
+                cell_name("grid", {"seed": seed}, targets)
+                for seed in (1, "1", 2)
+                for targets in ([], ["report"])
+            }
+        )
+        == 6
+    )
 
 
 def test_the_table_holds_the_params_and_what_differs() -> None:

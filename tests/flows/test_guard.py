@@ -1,4 +1,5 @@
-"""A guard takes the whole process tree of its command down, whoever asks for it and whatever the processes have done to hide."""
+"""A guard takes the whole process tree of its command down, whoever asks for it and whatever the
+processes have done to hide."""
 
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from tests.tiny_run import ROOT
 
 GUARD = str(ROOT / "flows" / "guard.py")
 
-# A command with a child in a session of its own, whose parent is dead, that saves when it is asked to stop.
+# A command with a child in a session of its own, whose parent is dead, that saves when it is asked
+# to stop.
 FAMILY = """
 import os, signal, sys, time
 from pathlib import Path
@@ -43,7 +45,9 @@ def guard(folder: Path, *command: str, before: str = "") -> "subprocess.Popen[by
 
 def orphan(folder: Path) -> psutil.Process:
     path = folder / "orphan"
-    return psutil.Process(int(wait_for(lambda: path.exists() and path.read_text(), "the orphan", 60)))
+    return psutil.Process(
+        int(wait_for(lambda: path.exists() and path.read_text(), "the orphan", 60))
+    )
 
 
 def gone(process: psutil.Process) -> bool:
@@ -67,7 +71,10 @@ def test_an_orphan_in_another_session_is_asked_to_save_and_ends(tmp_path: Path, 
 
 def test_the_death_of_the_holder_ends_the_tree(tmp_path: Path) -> None:
     holder = "import subprocess, sys, time; guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(600)"
-    running = subprocess.Popen([sys.executable, "-c", holder, sys.executable, GUARD, sys.executable, "-c", FAMILY], cwd=tmp_path)
+    running = subprocess.Popen(
+        [sys.executable, "-c", holder, sys.executable, GUARD, sys.executable, "-c", FAMILY],
+        cwd=tmp_path,
+    )
     hidden = orphan(tmp_path)
     running.kill()
     running.wait()
@@ -92,8 +99,10 @@ signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, sign
 Path("ready").touch()
 time.sleep(600)
 """
-    hurried = "import sys; sys.path.insert(0, sys.argv[1].rsplit('/', 2)[0]); from flows import guard; " \
-              "guard.ASK = tuple((n, 0.3) for n, _ in guard.ASK); sys.exit(guard.main(sys.argv[2:]))"  # fmt: skip
+    hurried = (
+        "import sys; sys.path.insert(0, sys.argv[1].rsplit('/', 2)[0]); from flows import guard; "
+        "guard.ASK = tuple((n, 0.3) for n, _ in guard.ASK); sys.exit(guard.main(sys.argv[2:]))"
+    )
     running = guard(tmp_path, sys.executable, "-c", stubborn, before=hurried)
     assert running.stdin is not None
     wait_for((tmp_path / "ready").exists, "the command", 60)
@@ -103,8 +112,11 @@ time.sleep(600)
     assert time.monotonic() - started < 30
 
 
-def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_from_there(tmp_path: Path) -> None:
-    """What a flow does, without Prefect: its process is killed with SIGKILL in the middle of a stage that saves every five units."""
+def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    """What a flow does, without Prefect: its process is killed with SIGKILL in the middle of a
+    stage that saves every five units."""
     folder = tmp_path / "project"
     folder.mkdir()
     make_project(folder)
@@ -116,9 +128,16 @@ def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_fro
         from flows import process
         process.run(process.dvc("repro", "--single-item", "slow"), Path.cwd(), Path("logs/slow.log"), print)
     """
-    running = subprocess.Popen([sys.executable, "-c", runner], cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [sys.executable, "-c", runner],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.DEVNULL,
+    )
     done = folder / "units.txt"
-    wait_for(lambda: done.exists() and len(done.read_text().splitlines()) >= 7, "the seventh unit", 600)
+    wait_for(
+        lambda: done.exists() and len(done.read_text().splitlines()) >= 7, "the seventh unit", 600
+    )
     running.kill()
     running.wait()
     wait_for(lambda: not slow_processes(folder), "the end of the orphaned stage", 30)
@@ -126,6 +145,8 @@ def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_fro
     assert "stopped: slow after iteration" in (folder / "logs" / "slow.log").read_text()
     again = command(folder, "dvc", "repro", "slow")
     assert again.returncode == 0, again.stdout + again.stderr
-    assert done.read_text().splitlines() == [f"33 {i}" for i in range(1, 34)], f"after {len(before)} units it did not go on from there"
+    assert done.read_text().splitlines() == [f"33 {i}" for i in range(1, 34)], (
+        f"after {len(before)} units it did not go on from there"
+    )
     assert (folder / "data" / "slow.txt").read_text() == f"{slow_value(33)}\n"
     assert not list((folder / "data" / "scratch").iterdir())

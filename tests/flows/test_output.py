@@ -1,4 +1,5 @@
-"""What is read from a DVC process's lines: outcome, trouble, locks and progress; and that the UI is not flooded with them."""
+"""What is read from a DVC process's lines: outcome, trouble, locks and progress; and that the UI is
+not flooded with them."""
 
 import logging
 import subprocess
@@ -27,9 +28,19 @@ def reader() -> Output:
 @pytest.mark.parametrize(
     ("lines", "outcome"),
     [
-        (["Running stage 'rl@short':", "> python -m stages.rl short", "Updating lock file 'dvc.lock'"], "Ran"),
+        (
+            [
+                "Running stage 'rl@short':",
+                "> python -m stages.rl short",
+                "Updating lock file 'dvc.lock'",
+            ],
+            "Ran",
+        ),
         (["Stage 'rl@short' is cached - skipping run, checking out outputs"], "Restored"),
-        (["Stage 'rl@short' didn't change, skipping", "Data and pipelines are up to date."], "Cached"),
+        (
+            ["Stage 'rl@short' didn't change, skipping", "Data and pipelines are up to date."],
+            "Cached",
+        ),
         (["Running stage 'rl@short':", "Stage 'rl@short' didn't change, skipping"], "Ran"),
         (["Something new"], "Unknown"),
     ],
@@ -55,12 +66,19 @@ def test_a_lock_is_what_dvc_says_before_the_stage_starts_and_nothing_a_stage_pri
 
 def test_the_trouble_is_the_stages_own_error_rather_than_dvcs() -> None:
     read = reader()
-    for line in ("Running stage 'x':", "ERROR: something", "error: the disk is full", "ERROR: failed to reproduce 'x'"):
+    for line in (
+        "Running stage 'x':",
+        "ERROR: something",
+        "error: the disk is full",
+        "ERROR: failed to reproduce 'x'",
+    ):
         read(line)
     assert read.trouble == "error: the disk is full"
 
 
-def test_the_ui_gets_the_first_lines_then_a_few_a_second_and_every_loud_one(seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ui_gets_the_first_lines_then_a_few_a_second_and_every_loud_one(
+    seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(output, "time", SimpleNamespace(monotonic=lambda: now))
     read, burst, rate = reader(), int(Output.BURST), int(Output.LINES_PER_SECOND)
@@ -70,10 +88,16 @@ def test_the_ui_gets_the_first_lines_then_a_few_a_second_and_every_loud_one(seen
     now = 1.0
     for i in range(10):
         read(f"later {i}")
-    assert seen()[burst:] == [f"({1000 - burst} lines are in logs/rl@short.log only)", *(f"later {i}" for i in range(rate))]
+    assert seen()[burst:] == [
+        f"({1000 - burst} lines are in logs/rl@short.log only)",
+        *(f"later {i}" for i in range(rate)),
+    ]
     read("WARNING: look here")
     read("To track the changes with git, run:")
-    assert seen()[burst + 1 + rate :] == [f"({10 - rate} lines are in logs/rl@short.log only)", "WARNING: look here"]
+    assert seen()[burst + 1 + rate :] == [
+        f"({10 - rate} lines are in logs/rl@short.log only)",
+        "WARNING: look here",
+    ]
 
 
 class Shown:
@@ -81,13 +105,25 @@ class Shown:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.shown: list[tuple[float, str]] = []
-        monkeypatch.setattr(artifacts, "create_progress_artifact", lambda percent, key, text: self.shown.append((percent, text)))
+        monkeypatch.setattr(
+            artifacts,
+            "create_progress_artifact",
+            lambda percent, key, text: self.shown.append((percent, text)),
+        )
 
 
-def test_the_progress_bar_of_a_real_stage_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_bar_of_a_real_stage_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """stages/context.py writes it and flows/artifacts.py reads it; nothing else ties the two."""
     stage = "from stages import context; show = context.progress('rl@short', 'iteration'); show(17, 50, ''); show(50, 50, 'reward 1')"
-    done = subprocess.run([sys.executable, "-c", stage], env=environment(tmp_path), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", stage],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     shown = Shown(monkeypatch)
     progress = artifacts.Progress("rl@short")
     lines = [line for line in done.stderr.replace("\r", "\n").splitlines() if "50/50" in line]
@@ -110,7 +146,10 @@ def test_a_line_without_a_bar_stays_a_line() -> None:
 
 
 def test_metrics_are_numbers_below_names_with_their_change() -> None:
-    rows = artifacts.metric_rows({"a": {"b": 2, "flag": True, "hash": "x"}, "rows": [{"c": 1}], "new": 0.5}, {"a": {"b": 1.5}})
+    rows = artifacts.metric_rows(
+        {"a": {"b": 2, "flag": True, "hash": "x"}, "rows": [{"c": 1}], "new": 0.5},
+        {"a": {"b": 1.5}},
+    )
     assert rows == [
         {"metric": "a.b", "now": "2", "last commit": "1.5", "change": "+0.5"},
         {"metric": "new", "now": "0.5", "last commit": "", "change": ""},

@@ -1,4 +1,5 @@
-"""The plan is the DVC graph's, an override changes what it names and nothing else, and one flow at a time works in a folder."""
+"""The plan is the DVC graph's, an override changes what it names and nothing else, and one flow at
+a time works in a folder."""
 
 import json
 import os
@@ -34,15 +35,24 @@ def test_the_plan_is_the_graph_of_dvc(project: Path) -> None:
     assert plan["report"].pages == ("reports/report.html",)
     assert plan["slow"].metrics == ("reports/metrics/slow.json",)
     assert plan["slow"].tags == ("gpu",)
-    assert (plan["start"].description, plan["slow"].description) == ("The first stage", "python slow.py")
+    assert (plan["start"].description, plan["slow"].description) == (
+        "The first stage",
+        "python slow.py",
+    )
     place = list(plan).index
     assert all(place(need) < place(name) for name, stage in plan.items() for need in stage.needs)
 
 
 def test_a_plan_for_targets_holds_what_they_need(project: Path) -> None:
     assert list(read_plan(project, ["after"])) == ["start", "fragile", "after"]
-    assert set(read_plan(project, ["wide", "slow"])) == {"start", "slow", *(f"wide@{i}" for i in range(NUM_WIDE))}
-    with pytest.raises(ParamsError, match=r"no stage of this name(?s:.*)got: evaluat\n.*after, fragile"):
+    assert set(read_plan(project, ["wide", "slow"])) == {
+        "start",
+        "slow",
+        *(f"wide@{i}" for i in range(NUM_WIDE)),
+    }
+    with pytest.raises(
+        ParamsError, match=r"no stage of this name(?s:.*)got: evaluat\n.*after, fragile"
+    ):
         read_plan(project, ["after", "evaluat"])
 
 
@@ -55,7 +65,11 @@ def test_the_real_pipeline_ends_in_the_report() -> None:
 
 def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     if isinstance(tree, dict):
-        return {key: value for name, part in tree.items() for key, value in flat(part, (*path, str(name))).items()}
+        return {
+            key: value
+            for name, part in tree.items()
+            for key, value in flat(part, (*path, str(name))).items()
+        }
     return {path: tree}
 
 
@@ -74,17 +88,22 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     ],
 )
 def test_an_override_changes_its_key_and_no_other(key: str, value: Any) -> None:
-    """params.yaml shares most of its values through anchors; editing one in place would change the others too."""
+    """params.yaml shares most of its values through anchors; editing one in place would change the
+    others too."""
     before = flat(YAML(typ="safe", pure=True).load(SHIPPED))
     after = flat(YAML(typ="safe", pure=True).load(override_params(SHIPPED, {key: value})))
     path = tuple(key.split("."))
-    wanted = {name: old for name, old in before.items() if name[: len(path)] != path} | flat(value, path)
+    wanted = {name: old for name, old in before.items() if name[: len(path)] != path} | flat(
+        value, path
+    )
     assert after == wanted
 
 
 def test_an_override_of_what_is_not_shared_keeps_the_file_as_it_is() -> None:
     before, after = SHIPPED.splitlines(), override_params(SHIPPED, {"seed": 7}).splitlines()
-    changed = [(old, new) for old, new in zip(before, after, strict=True) if old.split() != new.split()]
+    changed = [
+        (old, new) for old, new in zip(before, after, strict=True) if old.split() != new.split()
+    ]
     assert ("seed: 1", "seed: 7") in changed
     assert all(old.startswith("seed") or "null" in old for old, _ in changed)
 
@@ -92,13 +111,18 @@ def test_an_override_of_what_is_not_shared_keeps_the_file_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"rl.shrot.groups": 4}, r"names no key(?s:.*)rl.shrot.groups(?s:.*)got: shrot(?s:.*)wanted: short, long"),
+        (
+            {"rl.shrot.groups": 4},
+            r"names no key(?s:.*)rl.shrot.groups(?s:.*)got: shrot(?s:.*)wanted: short, long",
+        ),
         ({"seed.x": 4}, r"names no key"),
         ({"rl.short.groups": "many"}, r"rl.short.groups: Input should be a valid integer"),
         ({"rl.short.iterations": -1}, r"rl.short.iterations: Input should be greater than"),
     ],
 )
-def test_a_wrong_override_is_an_error_that_names_it(overrides: dict[str, Any], message: str) -> None:
+def test_a_wrong_override_is_an_error_that_names_it(
+    overrides: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ParamsError, match=message):
         override_params(SHIPPED, overrides)
 
@@ -118,7 +142,9 @@ def test_a_second_flow_in_a_folder_waits_for_the_first(project: Path) -> None:
         order.append("first")
     thread.join(timeout=30)
     assert order == ["first", "second"]
-    assert said == [f"Waiting: another flow run works in this folder (first-run, process {os.getpid()})"]
+    assert said == [
+        f"Waiting: another flow run works in this folder (first-run, process {os.getpid()})"
+    ]
 
 
 def test_a_folder_without_dvc_is_an_error(tmp_path: Path) -> None:
@@ -130,14 +156,20 @@ def test_params_are_not_changed_under_a_running_dvc(project: Path) -> None:
     program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(2)"])
     lock = project / ".dvc" / "tmp" / "rwlock"
     lock.parent.mkdir(exist_ok=True)
-    lock.write_text(json.dumps({"write": {"data/slow.txt": {"pid": program.pid, "cmd": "dvc repro"}}, "read": {}}))
+    lock.write_text(
+        json.dumps(
+            {"write": {"data/slow.txt": {"pid": program.pid, "cmd": "dvc repro"}}, "read": {}}
+        )
+    )
     said: list[str] = []
     reaper = threading.Thread(target=program.wait)
     reaper.start()
     wait_for_plain_dvc(project, said.append)
     reaper.join()
     assert program.returncode == 0, "it did not wait"
-    assert said == [f"Waiting: another DVC process runs stages in this folder (process {program.pid})"]
+    assert said == [
+        f"Waiting: another DVC process runs stages in this folder (process {program.pid})"
+    ]
     lock.unlink()
     wait_for_plain_dvc(project, said.append)
     assert len(said) == 1

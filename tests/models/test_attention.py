@@ -32,7 +32,9 @@ def test_flex_is_sdpa_on_the_training_layout(family):
     plans = [trace_plan(t, 4, model.family, shrink=1) for t in trajectories]
     views = build_views(trajectories, plans, 4, model.family, MASK_ID)
     assert bool((views.layout.streams == PAD).any())
-    one, other = (hidden(model, backend, views.input_ids, views.layout) for backend in ("sdpa", "flex"))
+    one, other = (
+        hidden(model, backend, views.input_ids, views.layout) for backend in ("sdpa", "flex")
+    )
     torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
     assert float(one.std()) > 0.5
 
@@ -43,7 +45,9 @@ def test_flex_samples_what_sdpa_samples():
     results = []
     for backend in ("sdpa", "flex"):
         model.attention = backend
-        results.append(sample(model, END_IDS, tiny_requests([3, 6, 9]), tiny_sampler(cache="exact")))
+        results.append(
+            sample(model, END_IDS, tiny_requests([3, 6, 9]), tiny_sampler(cache="exact"))
+        )
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one.response_ids, other.response_ids)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
@@ -61,24 +65,32 @@ def test_which_masks_are_prefixes():
     left_padded = Layout(rows, rows, torch.tensor([[PAD, CLEAN, CLEAN, CLEAN]] * 2))
     assert left_padded.prefix() is None, "the first keys are padding"
     blocks = torch.tensor([[0, 0, 1, 1]] * 2)
-    assert Layout(rows, blocks, torch.zeros_like(rows)).prefix() is None, "two blocks see different keys"
+    assert Layout(rows, blocks, torch.zeros_like(rows)).prefix() is None, (
+        "two blocks see different keys"
+    )
     noisy = Layout(rows, rows, torch.tensor([[CLEAN, CLEAN, 1, 1]] * 2))
     assert noisy.prefix() is None
 
 
 @torch.no_grad()
 def test_prefixes_handed_to_flash_attention_are_the_mask(monkeypatch):
-    """flash-attn runs on CUDA only; a plain implementation of the call that is made stands in for it."""
+    """flash-attn runs on CUDA only; a plain implementation of the call that is made stands in for
+    it."""
     seen = []
 
     def flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens, causal):
         assert not causal
         assert q.dtype is torch.bfloat16
         seen.append(cache_seqlens.tolist())
-        k, v = (part.repeat_interleave(q.shape[2] // part.shape[2], dim=2) for part in (k_cache, v_cache))
+        k, v = (
+            part.repeat_interleave(q.shape[2] // part.shape[2], dim=2)
+            for part in (k_cache, v_cache)
+        )
         mask = torch.arange(k.shape[1])[None, :] < cache_seqlens[:, None]
         query, key, value = (part.transpose(1, 2).float() for part in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None])
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask[:, None, None]
+        )
         return out.transpose(1, 2).to(q.dtype)
 
     fake = types.ModuleType("flash_attn")
@@ -88,7 +100,9 @@ def test_prefixes_handed_to_flash_attention_are_the_mask(monkeypatch):
     ids = torch.arange(12).reshape(2, 6)
     streams = torch.tensor([[CLEAN] * 6, [CLEAN] * 4 + [PAD] * 2])
     layout = Layout(torch.arange(6).expand(2, -1), torch.zeros_like(ids), streams)
-    one, other = (hidden(model, backend, ids, layout)[streams == CLEAN] for backend in ("sdpa", "flash"))
+    one, other = (
+        hidden(model, backend, ids, layout)[streams == CLEAN] for backend in ("sdpa", "flash")
+    )
     torch.testing.assert_close(one, other, rtol=0, atol=0.06)
     assert seen == [[6, 4]] * 2, "one call in each of two layers"
 
@@ -100,8 +114,12 @@ def test_flash_leaves_masks_that_are_no_prefix_to_the_reference():
     with torch.no_grad():
         assert isinstance(prepare(plain, "flash", torch.bfloat16), Prefix)
         assert isinstance(prepare(noisy, "flash", torch.bfloat16), torch.Tensor)
-        assert isinstance(prepare(plain, "flash", torch.float32), torch.Tensor), "flash-attn knows half precision only"
-    assert isinstance(prepare(plain, "flash", torch.bfloat16), torch.Tensor), "its call for caches has no backward pass"
+        assert isinstance(prepare(plain, "flash", torch.float32), torch.Tensor), (
+            "flash-attn knows half precision only"
+        )
+    assert isinstance(prepare(plain, "flash", torch.bfloat16), torch.Tensor), (
+        "its call for caches has no backward pass"
+    )
 
 
 def test_auto_is_the_reference_on_a_cpu():

@@ -18,7 +18,11 @@ TOKENIZER = character_tokenizer()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save_checkpoint(sharp_model("llada", vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id), TOKENIZER, tmp_path / "base")
+    save_checkpoint(
+        sharp_model("llada", vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id),
+        TOKENIZER,
+        tmp_path / "base",
+    )
     save_checkpoint(trained(tmp_path / "base"), TOKENIZER, tmp_path / "adapter")
     return tmp_path
 
@@ -29,8 +33,12 @@ def test_an_adapter_is_merged_whether_it_is_the_model_or_named(folder):
     one = export_checkpoint(folder / "adapter", folder / "one", [], CPU)
     other = export_checkpoint(folder / "base", folder / "other", [folder / "adapter"], CPU)
     assert one == other == policy_hash(load_checkpoint(folder / "one")[0])
-    torch.testing.assert_close(hidden(load_checkpoint(folder / "other")[0]), wanted, rtol=0, atol=1e-4)
-    assert {p.name for p in (folder / "one").iterdir()} == {p.name for p in (folder / "base").iterdir()}
+    torch.testing.assert_close(
+        hidden(load_checkpoint(folder / "other")[0]), wanted, rtol=0, atol=1e-4
+    )
+    assert {p.name for p in (folder / "one").iterdir()} == {
+        p.name for p in (folder / "base").iterdir()
+    }
 
 
 def test_without_adapters_an_export_is_the_checkpoint_byte_for_byte(folder):
@@ -51,7 +59,17 @@ def test_nothing_is_overwritten_and_a_foreign_adapter_is_refused(folder):
 
 def test_the_command_exports(folder, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["export", "--model", str(folder / "adapter"), "--out", str(folder / "half"), "--dtype", "bfloat16"])
+        main(
+            [
+                "export",
+                "--model",
+                str(folder / "adapter"),
+                "--out",
+                str(folder / "half"),
+                "--dtype",
+                "bfloat16",
+            ]
+        )
     assert not ended.value.code
     model, _ = load_checkpoint(folder / "half")
     assert model.model.norm.weight.dtype is torch.bfloat16

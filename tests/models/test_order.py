@@ -1,4 +1,5 @@
-"""The order module: it starts as a uniform order, decides which positions are committed, is scored as it decided, learns, and is saved."""
+"""The order module: it starts as a uniform order, decides which positions are committed, is scored
+as it decided, learns, and is saved."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,23 @@ import torch
 
 from tests.objectives.test_methods import EVERYTHING
 from tests.rounds import rollout_of, round_of, round_on
-from tests.tiny import END_IDS, MASK_ID, sharp_model, tiny_architecture, tiny_requests, tiny_sampler, with_order_module
+from tests.tiny import (
+    END_IDS,
+    MASK_ID,
+    sharp_model,
+    tiny_architecture,
+    tiny_requests,
+    tiny_sampler,
+    with_order_module,
+)
 from tracerl.config import Compute, Lora
 from tracerl.errors import CheckpointError, DataError
-from tracerl.models.checkpoint import load_checkpoint, load_for_training, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import (
+    load_checkpoint,
+    load_for_training,
+    policy_hash,
+    save_checkpoint,
+)
 from tracerl.models.families import FAMILIES
 from tracerl.models.order import FOLDER, fit_order_module
 from tracerl.models.side import WEIGHTS
@@ -26,14 +40,20 @@ from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
 from tracerl.training.trainer import Trainer
 
-MODULE: dict[str, Any] = {"remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "module"}
+MODULE: dict[str, Any] = {
+    "remasking": "plackett_luce",
+    "order_temperature": 0.5,
+    "order_score": "module",
+}
 TOKENIZER = character_tokenizer()
 CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
 
 
 def saved(folder: Path, **changes: Any) -> Transformer:
     """A checkpoint with an order module, and the model that it was."""
-    model = with_order_module(sharp_model("llada", vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, **changes))
+    model = with_order_module(
+        sharp_model("llada", vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, **changes)
+    )
     save_checkpoint(model, TOKENIZER, folder)
     return model
 
@@ -55,7 +75,12 @@ def test_what_training_recomputes_of_an_order_is_what_the_sampler_recorded(famil
     plans = [segment_plan(t, 4, model.family, 1, EVERYTHING, True, generator_for(1)) for t in batch]
     views = build_views(batch, plans, 4, model.family, MASK_ID)
     _, order = token_and_order_logprobs(model, views, 1.0, 0.5, "module")
-    recorded = np.array([batch[i].order_logprobs[t] for i, t in zip(views.source.tolist(), views.token.tolist(), strict=True)])
+    recorded = np.array(
+        [
+            batch[i].order_logprobs[t]
+            for i, t in zip(views.source.tolist(), views.token.tolist(), strict=True)
+        ]
+    )
     np.testing.assert_allclose(order.numpy(), recorded, atol=1e-5)
     assert recorded.std() > 0.1
     _, largest = token_and_order_logprobs(model, views, 1.0, 0.5, "max_logit")
@@ -63,23 +88,50 @@ def test_what_training_recomputes_of_an_order_is_what_the_sampler_recorded(famil
 
 
 def test_the_module_learns_an_order_that_is_paid(tmp_path):
-    """The policy is frozen; a response earns what share of its tokens were committed from right to left."""
-    shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
-    model = new_model(tiny_architecture("llada", **shape), generator_for(1, "policy")).eval().requires_grad_(False)
+    """The policy is frozen; a response earns what share of its tokens were committed from right to
+    left."""
+    shape = {
+        "vocab_size": 8,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "head_dim": 8,
+    }
+    model = (
+        new_model(tiny_architecture("llada", **shape), generator_for(1, "policy"))
+        .eval()
+        .requires_grad_(False)
+    )
     fit_order_module(model, generator_for(1, "order"))
-    optimizer = {"lr": 0.05, "betas": [0.9, 0.99], "weight_decay": 0.0, "clip_norm": 1.0, "warmup": 0, "decay": 0.0}
+    optimizer = {
+        "lr": 0.05,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 0,
+        "decay": 0.0,
+    }
     sampler = {**MODULE, "order_temperature": 1.0}
-    settings = round_of("mask_aware", sampler, train_block_size=4, segments=4, kl_weight=0.0, optimizer=optimizer)
+    settings = round_of(
+        "mask_aware", sampler, train_block_size=4, segments=4, kl_weight=0.0, optimizer=optimizer
+    )
     trainer, means = Trainer(model, settings.optimizer, 16), []
     round_ = replace(round_on(model, settings, tmp_path), trainer=trainer)
-    assert set(trainer.parameters) == {"order.inner.weight", "order.inner.bias", "order.score.weight", "order.score.bias"}
+    assert set(trainer.parameters) == {
+        "order.inner.weight",
+        "order.inner.bias",
+        "order.score.weight",
+        "order.score.bias",
+    }
     for iteration in range(16):
         requests = [Request([4, 5, 6, 7], key_for(1, "order", iteration, i)) for i in range(32)]
         trajectories = sample(model, (), requests, tiny_sampler(max_new_tokens=4, **sampler))
         rewards = [float((t.step_map == [4, 3, 2, 1]).mean()) for t in trajectories]
         group = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
         advantages, _ = round_._advantages([group], iteration)
-        round_._update(round_._micro_batches(round_._batch([group], advantages, np.arange(1)), iteration, 0))
+        round_._update(
+            round_._micro_batches(round_._batch([group], advantages, np.arange(1)), iteration, 0)
+        )
         means.append(float(np.mean(rewards)))
     assert means[0] < 0.4
     assert means[-1] > 0.7, means
@@ -95,7 +147,12 @@ def test_a_module_is_saved_with_its_checkpoint_and_read_again(tmp_path):
     other, _ = load_checkpoint(tmp_path / "a")
     assert model.order is not None
     assert other.order is not None
-    assert all(torch.equal(a, b) for a, b in zip(model.order.state_dict().values(), other.order.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            model.order.state_dict().values(), other.order.state_dict().values(), strict=True
+        )
+    )
     assert policy_hash(other) == policy_hash(model)
     with torch.no_grad():
         other.order.score.bias.add_(1.0)
@@ -135,4 +192,7 @@ def test_a_trainer_resumes_with_a_module_that_no_loss_has_reached():
     resumed.load_state({name: tensor.clone() for name, tensor in whole.state().items()})
     for trainer in (whole, resumed):
         step(trainer)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters.values(), resumed.parameters.values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(whole.parameters.values(), resumed.parameters.values(), strict=True)
+    )

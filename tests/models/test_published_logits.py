@@ -1,4 +1,5 @@
-"""Parity of the one transformer with every family's published modelling code: stored inputs and outputs, through the shipped loader."""
+"""Parity of the one transformer with every family's published modelling code: stored inputs and
+outputs, through the shipped loader."""
 
 import json
 import shutil
@@ -19,12 +20,17 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import KeyValueCache, Transformer, predictor_positions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
-FULL = [(family, path.stem) for family in ("llada", "dream") for path in sorted((FIXTURES / family).glob("logits_*.npz"))]
+FULL = [
+    (family, path.stem)
+    for family in ("llada", "dream")
+    for path in sorted((FIXTURES / family).glob("logits_*.npz"))
+]
 
 
 @pytest.fixture(scope="module", params=["llada", "dream", "sdar", "sdar_tied"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference weights as a checkpoint directory; tokens are named by their ids, since only ids are compared."""
+    """The reference weights as a checkpoint directory; tokens are named by their ids, since only
+    ids are compared."""
     return reference(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -32,9 +38,13 @@ def reference(name: str, directory: Path) -> Path:
     for file in ("config.json", "generation_config.json", "model.safetensors"):
         if (FIXTURES / name / file).is_file():
             shutil.copy(FIXTURES / name / file, directory)
-    TokenizerFile(tokenizer_models.WordLevel({str(i): i for i in range(128)}, unk_token="0")).save(str(directory / "tokenizer.json"))
+    TokenizerFile(tokenizer_models.WordLevel({str(i): i for i in range(128)}, unk_token="0")).save(
+        str(directory / "tokenizer.json")
+    )
     config = json.loads((directory / "config.json").read_text())
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": str(config["eos_token_id"])}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": str(config["eos_token_id"])})
+    )
     return directory
 
 
@@ -54,18 +64,28 @@ def test_a_published_directory_comes_back_byte_for_byte(directory, tmp_path):
     """Every tensor, its name, and every file that is not a container of tensors."""
     model, tokenizer = load_checkpoint(directory)
     save_checkpoint(model, tokenizer, tmp_path)
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
         if (directory / name).is_file():
             assert (tmp_path / name).read_text().strip() == (directory / name).read_text().strip()
     again, _ = load_checkpoint(tmp_path)
     one, other = published_state(model), published_state(again)
     assert set(one) == set(other)
-    assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+    assert all(
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(p.name for p in directory.iterdir())
 
 
 def test_ids_come_from_the_published_files(models):
-    ids = {name: (tokenizer.mask_id, tokenizer.end_ids, tokenizer.pad_id) for name, (_, tokenizer) in models.items()}
+    ids = {
+        name: (tokenizer.mask_id, tokenizer.end_ids, tokenizer.pad_id)
+        for name, (_, tokenizer) in models.items()
+    }
     assert ids == {
         "llada": (125, (121,), 121),
         "dream": (124, (119,), 119),
@@ -80,18 +100,27 @@ def test_full_attention_logits(models, family, name):
     assert len(FULL) == 9
     (model, _), (arrays, _) = models[family], case(family, name)
     ids = torch.from_numpy(arrays["in_input_ids"]).long()
-    real = torch.from_numpy(arrays["in_attention_mask"]).bool() if "in_attention_mask" in arrays else torch.ones_like(ids, dtype=torch.bool)
+    real = (
+        torch.from_numpy(arrays["in_attention_mask"]).bool()
+        if "in_attention_mask" in arrays
+        else torch.ones_like(ids, dtype=torch.bool)
+    )
     positions = torch.arange(ids.shape[1]).expand_as(ids)
     if "in_position_ids" in arrays:
         positions = torch.from_numpy(arrays["in_position_ids"]).long()
     layout = Layout(positions, torch.zeros_like(ids), torch.where(real, CLEAN, PAD))
     logits = model.logits(model(ids, layout))
-    np.testing.assert_allclose(logits[real].numpy(), arrays["out_logits"][real.numpy()], atol=1e-4, rtol=0)
+    np.testing.assert_allclose(
+        logits[real].numpy(), arrays["out_logits"][real.numpy()], atol=1e-4, rtol=0
+    )
     if "out_shifted_argmax" in arrays:
         shifted = logits[:, predictor_positions(torch.arange(ids.shape[1]), model.family)]
-        # The first real token of a left-padded row is predicted from padding there; nobody asks for it.
+        # The first real token of a left-padded row is predicted from padding there; nobody asks for
+        # it.
         asked = real & torch.cat([torch.ones_like(real[:, :1]), real[:, :-1]], 1)
-        np.testing.assert_array_equal(shifted.argmax(-1)[asked].numpy(), arrays["out_shifted_argmax"][asked.numpy()])
+        np.testing.assert_array_equal(
+            shifted.argmax(-1)[asked].numpy(), arrays["out_shifted_argmax"][asked.numpy()]
+        )
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -100,7 +129,11 @@ def test_block_causal_logits_with_a_tied_head(models, cached):
     (model, _), (arrays, params) = models["sdar_tied"], case("sdar_tied", "logits_block_b4")
     assert model.lm_head.weight is model.model.embed_tokens.weight
     ids, size = torch.from_numpy(arrays["in_input_ids"]).long(), params["block_length"]
-    bounds = [0, size * params["prefill_blocks"], *range(size * (params["prefill_blocks"] + 1), ids.shape[1] + 1, size)]
+    bounds = [
+        0,
+        size * params["prefill_blocks"],
+        *range(size * (params["prefill_blocks"] + 1), ids.shape[1] + 1, size),
+    ]
     cache, parts = KeyValueCache(model, len(ids), ids.shape[1]), []
     for start, end in pairwise(bounds) if cached else [(0, ids.shape[1])]:
         layout, window = cached_pass(cache, len(ids), start, end, size)
@@ -111,7 +144,8 @@ def test_block_causal_logits_with_a_tied_head(models, cached):
 
 @torch.no_grad()
 def test_packed_documents_are_rows_of_their_own(models):
-    """Where the published code packs several documents into a row, ours gives each its row: the same logits, and a mask without leaks."""
+    """Where the published code packs several documents into a row, ours gives each its row: the
+    same logits, and a mask without leaks."""
     (model, _), (arrays, params) = models["sdar"], case("sdar", "train_layout_packed")
     for row, starts in enumerate(np.flatnonzero(p == 0) for p in arrays["in_position_ids"]):
         width = arrays["in_position_ids"].shape[1]
@@ -123,5 +157,10 @@ def test_packed_documents_are_rows_of_their_own(models):
             streams = torch.tensor([1, CLEAN]).repeat_interleave(end - start)[None]
             layout = Layout(positions, positions // params["block_size"], streams)
             seen[np.ix_(at, at)] = layout.mask()[0].numpy()
-            np.testing.assert_allclose(model.logits(model(ids, layout))[0].numpy(), arrays["out_logits"][row][at], atol=1e-4, rtol=0)
+            np.testing.assert_allclose(
+                model.logits(model(ids, layout))[0].numpy(),
+                arrays["out_logits"][row][at],
+                atol=1e-4,
+                rtol=0,
+            )
         np.testing.assert_array_equal(seen, arrays["out_attention_mask"][row])

@@ -36,7 +36,11 @@ def test_a_saved_tokenizer_does_the_same(tmp_path):
     tokenizer = character_tokenizer()
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path, None)
-    assert (loaded.mask_id, loaded.end_ids, loaded.vocab_size) == (tokenizer.mask_id, tokenizer.end_ids, tokenizer.vocab_size)
+    assert (loaded.mask_id, loaded.end_ids, loaded.vocab_size) == (
+        tokenizer.mask_id,
+        tokenizer.end_ids,
+        tokenizer.vocab_size,
+    )
     assert loaded.encode("1+2=") == tokenizer.encode("1+2=")
     with pytest.raises(DataError):
         loaded.encode("\u00d7")
@@ -53,7 +57,12 @@ def test_a_chat_template_is_rendered_with_its_special_tokens(tmp_path):
 # Published forms
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"]
-TEXTS = ["the cat's 12 hats\n\n  sat", "na\u0069\u0308ve caf\u00e9 \u00fcber", "x = 3*(4+5)\t# \u4f60\u597d", "<|im_end|> is text"]
+TEXTS = [
+    "the cat's 12 hats\n\n  sat",
+    "na\u0069\u0308ve caf\u00e9 \u00fcber",
+    "x = 3*(4+5)\t# \u4f60\u597d",
+    "<|im_end|> is text",
+]
 TEMPLATE = """{% for message in messages %}
     {% if message.role not in ['user', 'assistant', 'system'] %}
         {{ raise_exception('no such role') }}
@@ -67,14 +76,20 @@ TEMPLATE = """{% for message in messages %}
 
 @pytest.fixture
 def published(tmp_path: Path) -> Path:
-    """A directory as Dream and SDAR are published: vocab.json, merges.txt, added tokens in tokenizer_config.json, and no tokenizer.json."""
+    """A directory as Dream and SDAR are published: vocab.json, merges.txt, added tokens in
+    tokenizer_config.json, and no tokenizer.json."""
     file = TokenizerFile(models.BPE())
     file.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     file.train_from_iterator(["the cat sat on the mat and the other cats sat there"] * 3, trainer)
     file.model.save(str(tmp_path))
     size = file.get_vocab_size()
-    added = {str(size + i): {"content": text, "special": True, "normalized": False} for i, text in enumerate(SPECIAL)}
+    added = {
+        str(size + i): {"content": text, "special": True, "normalized": False}
+        for i, text in enumerate(SPECIAL)
+    }
     config = {
         "tokenizer_class": "DreamTokenizer",
         "auto_map": {"AutoTokenizer": ["tokenization_dream.DreamTokenizer", None]},
@@ -82,7 +97,10 @@ def published(tmp_path: Path) -> Path:
         "eos_token": "<|endoftext|>",
         "mask_token": {"content": "<|mask|>"},
         "pad_token": "<|endoftext|>",
-        "chat_template": [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}],
+        "chat_template": [
+            {"name": "tool_use", "template": "no"},
+            {"name": "default", "template": TEMPLATE},
+        ],
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "tokenization_dream.py").write_text("raise SystemExit('remote code was run')")
@@ -103,7 +121,9 @@ def test_vocab_and_merges_give_what_transformers_own_class_gives(published):
     assert ours.decode(ours.encode(TEXTS[-1])) == TEXTS[-1], "a user's text cannot end a turn"
     ids = [theirs.convert_tokens_to_ids(name) for name in SPECIAL]
     assert (ours.end_ids, ours.mask_id, ours.pad_id) == ((ids[0],), ids[3], ids[0])
-    assert load_tokenizer(published, None, ("<|endoftext|>", "<|im_end|>", "<|eot_id|>")).end_ids == (ids[0], ids[2])
+    assert load_tokenizer(
+        published, None, ("<|endoftext|>", "<|im_end|>", "<|eot_id|>")
+    ).end_ids == (ids[0], ids[2])
 
 
 def test_files_come_back_as_they_were(published, tmp_path):
@@ -116,8 +136,14 @@ def test_files_come_back_as_they_were(published, tmp_path):
 
 def test_templates_are_rendered_as_transformers_renders_them(published):
     ours = load_tokenizer(published)
-    messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": " sat"}, {"role": "user", "content": "mat"}]
-    theirs = render_jinja_template([messages], chat_template=TEMPLATE, add_generation_prompt=True, eos_token="<|endoftext|>")[0][0]
+    messages = [
+        {"role": "user", "content": "the cat"},
+        {"role": "assistant", "content": " sat"},
+        {"role": "user", "content": "mat"},
+    ]
+    theirs = render_jinja_template(
+        [messages], chat_template=TEMPLATE, add_generation_prompt=True, eos_token="<|endoftext|>"
+    )[0][0]
     ids = ours.chat_ids(messages)
     assert ours.file.decode(ids, skip_special_tokens=False) == theirs
     assert [ours.file.id_to_token(i) for i in ids].count("<|im_start|>") == 4
@@ -130,7 +156,9 @@ def test_a_template_that_is_none_and_code_in_a_template_are_refused(published):
     (published / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(CheckpointError, match="chat template"):
         load_tokenizer(published)
-    (published / "chat_template.jinja").write_text("{{ messages.__class__.__base__.__subclasses__() }}")
+    (published / "chat_template.jinja").write_text(
+        "{{ messages.__class__.__base__.__subclasses__() }}"
+    )
     with pytest.raises(DataError, match="unsafe"):
         load_tokenizer(published).prompt_ids("mat")
 
@@ -145,7 +173,9 @@ def test_an_added_token_with_a_gap_before_it_is_named(published):
 
 def test_a_tokenizer_of_another_kind_needs_its_tokenizer_json(published):
     config = json.loads((published / "tokenizer_config.json").read_text())
-    (published / "tokenizer_config.json").write_text(json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"}))
+    (published / "tokenizer_config.json").write_text(
+        json.dumps({**config, "tokenizer_class": "GPT2Tokenizer"})
+    )
     with pytest.raises(CheckpointError, match="GPT2Tokenizer"):
         load_tokenizer(published)
     (published / "tokenizer_config.json").write_text(json.dumps(config))

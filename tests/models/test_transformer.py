@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.tiny import VOCAB_SIZE, sharp_model, tiny_architecture
 from tracerl.models.families import FAMILIES
@@ -16,7 +24,9 @@ from tracerl.seeds import generator_for
 LENGTH = 11
 
 
-def stock(model: Transformer, kind: type[PreTrainedModel], config: type[Any], **extra: Any) -> PreTrainedModel:
+def stock(
+    model: Transformer, kind: type[PreTrainedModel], config: type[Any], **extra: Any
+) -> PreTrainedModel:
     """The stock class with the same tensors."""
     arch = model.architecture
     settings = config(
@@ -51,7 +61,9 @@ def assert_logits_agree(model: Transformer, other: PreTrainedModel, blocks: torc
     mask = (blocks[None, :] <= blocks[:, None]).expand(3, 1, -1, -1)
     wanted = other(input_ids=token_ids(), attention_mask=mask, use_cache=False).logits
     assert float(wanted.std()) > 1.0
-    torch.testing.assert_close(model.logits(model(token_ids(), layout(blocks))), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        model.logits(model(token_ids(), layout(blocks))), wanted, rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -59,7 +71,9 @@ def assert_logits_agree(model: Transformer, other: PreTrainedModel, blocks: torc
 def test_sdar_is_qwen3_with_block_causal_attention(block_size, tied):
     model = sharp_model("sdar", head_dim=24, tie_embeddings=tied)
     other = stock(model, Qwen3ForCausalLM, Qwen3Config, head_dim=24)
-    assert_logits_agree(model, other, attention_blocks(torch.arange(LENGTH), block_size, "block_causal"))
+    assert_logits_agree(
+        model, other, attention_blocks(torch.arange(LENGTH), block_size, "block_causal")
+    )
 
 
 @torch.no_grad()
@@ -67,7 +81,9 @@ def test_with_blocks_of_one_the_mask_is_the_stock_causal_one():
     model = sharp_model("sdar")
     other = stock(model, Qwen3ForCausalLM, Qwen3Config, head_dim=16)
     wanted = other(input_ids=token_ids(), use_cache=False).logits
-    torch.testing.assert_close(model.logits(model(token_ids(), layout(torch.arange(LENGTH)))), wanted, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        model.logits(model(token_ids(), layout(torch.arange(LENGTH)))), wanted, rtol=0, atol=1e-4
+    )
 
 
 # Blocks of one token are a causal mask, one block is full attention.
@@ -91,7 +107,18 @@ def test_llada_is_llama(mask, kv_heads):
 
 
 def test_blocks_are_those_of_absolute_positions():
-    assert attention_blocks(torch.arange(10), 4, "block_causal").tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert attention_blocks(torch.arange(10), 4, "block_causal").tolist() == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]
     assert attention_blocks(torch.arange(10), 4, "full").tolist() == [0] * 10
     assert [block_starts_after(length, 4) for length in (0, 1, 4, 5, 8)] == [0, 4, 4, 8, 8]
 
@@ -121,7 +148,10 @@ def test_who_sees_whom():
 def test_padding_on_either_side_is_seen_by_nobody_and_is_a_number(family, left, right):
     """Whatever ids, positions and blocks the padding has."""
     model = sharp_model(family, torch.float64)
-    ids, blocks = token_ids()[:1], attention_blocks(torch.arange(LENGTH), 4, FAMILIES[family].attention)[None]
+    ids, blocks = (
+        token_ids()[:1],
+        attention_blocks(torch.arange(LENGTH), 4, FAMILIES[family].attention)[None],
+    )
     positions = torch.arange(LENGTH)[None]
     plain = model(ids, Layout(positions, blocks, torch.full_like(ids, CLEAN)))
 
@@ -130,7 +160,9 @@ def test_padding_on_either_side_is_seen_by_nobody_and_is_a_number(family, left, 
 
     for fill in (0, 2):
         streams = padded(torch.full_like(ids, CLEAN), PAD)
-        longer = model(padded(ids, 7 + fill), Layout(padded(positions, fill), padded(blocks, fill), streams))
+        longer = model(
+            padded(ids, 7 + fill), Layout(padded(positions, fill), padded(blocks, fill), streams)
+        )
         torch.testing.assert_close(longer[:, left : left + LENGTH], plain, rtol=0, atol=1e-12)
         assert torch.isfinite(longer).all()
 
@@ -140,7 +172,9 @@ def test_only_distances_between_positions_matter():
     model = sharp_model("sdar", torch.float64)
     blocks = torch.zeros(LENGTH, dtype=torch.int64)
     moved = Layout(layout(blocks).positions + 1000, layout(blocks).blocks, layout(blocks).streams)
-    torch.testing.assert_close(model(token_ids(), layout(blocks)), model(token_ids(), moved), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        model(token_ids(), layout(blocks)), model(token_ids(), moved), rtol=0, atol=1e-9
+    )
 
 
 def test_logits_are_shifted_in_one_place():
@@ -154,7 +188,9 @@ def test_logits_are_shifted_in_one_place():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_fresh_weights_are_a_function_of_the_seed(family):
-    one, same, other = (new_model(tiny_architecture(family), generator_for(seed, "weights")) for seed in (1, 1, 2))
+    one, same, other = (
+        new_model(tiny_architecture(family), generator_for(seed, "weights")) for seed in (1, 1, 2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
     assert not torch.equal(one.model.embed_tokens.weight, other.model.embed_tokens.weight)
     for name, parameter in one.named_parameters():
@@ -162,7 +198,12 @@ def test_fresh_weights_are_a_function_of_the_seed(family):
             scale = 0.02 if "embed" in name or "lm_head" in name else parameter.shape[1] ** -0.5
             np.testing.assert_allclose(float(parameter.detach().std()), scale, rtol=0.15)
         else:
-            assert torch.equal(parameter, torch.zeros_like(parameter) if name.endswith("bias") else torch.ones_like(parameter))
+            assert torch.equal(
+                parameter,
+                torch.zeros_like(parameter)
+                if name.endswith("bias")
+                else torch.ones_like(parameter),
+            )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.objectives.advantages import chunk_advantages, chunk_rewards, group_advantages, keeps_group
+from tracerl.objectives.advantages import (
+    chunk_advantages,
+    chunk_rewards,
+    group_advantages,
+    keeps_group,
+)
 
 KINDS = ("group", "mean", "rloo")
 
@@ -14,7 +19,11 @@ KINDS = ("group", "mean", "rloo")
     ("kind", "rewards", "advantages"),
     [
         ("group", [1, 0, 0, 1], [1, -1, -1, 1]),
-        ("group", [1, 0, 0, 0], [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]),  # population deviation sqrt(3)/4
+        (
+            "group",
+            [1, 0, 0, 0],
+            [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)],
+        ),  # population deviation sqrt(3)/4
         ("group", [1, 1, 1], [0, 0, 0]),
         ("mean", [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
         ("rloo", [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
@@ -23,10 +32,14 @@ KINDS = ("group", "mean", "rloo")
     ],
 )
 def test_advantages_of_a_group(kind, rewards, advantages):
-    assert group_advantages(kind, np.array(rewards, dtype=float)).tolist() == pytest.approx(advantages)
+    assert group_advantages(kind, np.array(rewards, dtype=float)).tolist() == pytest.approx(
+        advantages
+    )
 
 
-rewards_of_groups = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=12).map(np.array)
+rewards_of_groups = st.lists(
+    st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=12
+).map(np.array)
 
 
 @given(rewards=rewards_of_groups)
@@ -57,7 +70,9 @@ def test_z_scores_have_unit_deviation(rewards):
 def test_equal_rewards_give_no_advantage(reward, size):
     """Whatever the reward: the mean of equal numbers need not be that number in floating point."""
     for kind in KINDS:
-        assert group_advantages(kind, np.full(size, reward)).tolist() == pytest.approx([0.0] * size, abs=1e-12)
+        assert group_advantages(kind, np.full(size, reward)).tolist() == pytest.approx(
+            [0.0] * size, abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(
@@ -67,13 +82,18 @@ def test_equal_rewards_give_no_advantage(reward, size):
 def test_binary_groups_are_kept_inside_the_pass_rates_bounds_included(num_correct, kept):
     rewards = np.array([1.0] * num_correct + [0.0] * (10 - num_correct))
     assert keeps_group(rewards, (0.2, 0.8), graded=False) is kept
-    assert keeps_group(2.0 * rewards, (0.2, 0.8), graded=False) is kept, "whatever a correct response is paid"
+    assert keeps_group(2.0 * rewards, (0.2, 0.8), graded=False) is kept, (
+        "whatever a correct response is paid"
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 7, 10, 16])
 def test_a_pass_rate_that_is_a_bound_lies_inside(size):
     for num_correct in range(size + 1):
-        rewards, rate = np.array([1.0] * num_correct + [0.0] * (size - num_correct)), num_correct / size
+        rewards, rate = (
+            np.array([1.0] * num_correct + [0.0] * (size - num_correct)),
+            num_correct / size,
+        )
         assert keeps_group(rewards, (rate, rate), graded=False)
         assert keeps_group(rewards, (0.0, 1.0), graded=False)
         assert keeps_group(rewards, (0.001, 0.999), graded=False) is (0 < num_correct < size)
@@ -86,7 +106,10 @@ def test_a_pass_rate_that_is_a_bound_lies_inside(size):
         ([0.5, 0.25], True),
         ([0.0, 0.1, 0.0, 0.0], True),
         ([1.0, 1.0, 0.9], True),
-        ([0.0, 0.0, 0.0, 1.0], True),  # as much is said of them as of 0.1: only a binary reward has a pass rate
+        (
+            [0.0, 0.0, 0.0, 1.0],
+            True,
+        ),  # as much is said of them as of 0.1: only a binary reward has a pass rate
         ([0.0, 0.0], False),
         ([1.0, 1.0], False),
     ],
@@ -106,19 +129,48 @@ def test_a_group_with_fewer_than_two_decided_responses_says_nothing(rewards, gra
 
 def test_chunks_are_standardised_with_those_at_their_place():
     nan = float("nan")
-    scores = [np.array([1.0, 1.0, -1.0]), np.array([-1.0, 1.0]), np.array([nan, 1.0]), np.array([0.0])]
+    scores = [
+        np.array([1.0, 1.0, -1.0]),
+        np.array([-1.0, 1.0]),
+        np.array([nan, 1.0]),
+        np.array([0.0]),
+    ]
     third = 1.5**0.5  # deviation of 1, -1, 0 is sqrt(2/3)
     standard = chunk_advantages("group", scores)
-    assert [row.tolist() for row in standard] == [[pytest.approx(third), 0.0, 0.0], [pytest.approx(-third), 0.0], [0.0, 0.0], [0.0]]
-    assert [row.tolist() for row in chunk_advantages("mean", scores)] == [[1.0, 0.0, 0.0], [-1.0, 0.0], [0.0, 0.0], [0.0]]
-    assert [row.tolist() for row in chunk_advantages("rloo", scores)] == [[1.5, 0.0, 0.0], [-1.5, 0.0], [0.0, 0.0], [0.0]]
+    assert [row.tolist() for row in standard] == [
+        [pytest.approx(third), 0.0, 0.0],
+        [pytest.approx(-third), 0.0],
+        [0.0, 0.0],
+        [0.0],
+    ]
+    assert [row.tolist() for row in chunk_advantages("mean", scores)] == [
+        [1.0, 0.0, 0.0],
+        [-1.0, 0.0],
+        [0.0, 0.0],
+        [0.0],
+    ]
+    assert [row.tolist() for row in chunk_advantages("rloo", scores)] == [
+        [1.5, 0.0, 0.0],
+        [-1.5, 0.0],
+        [0.0, 0.0],
+        [0.0],
+    ]
 
 
 def test_a_chunk_is_paid_on_the_last_step_inside_it():
     steps = np.array([0, 2, 1, 1, 3, 2])
-    assert chunk_rewards(np.array([0.5, 0.0, -1.0]), np.array([2, 4, 6]), steps).tolist() == [0.0, 0.5, 0.0, 0.0, -1.0, 0.5]
+    assert chunk_rewards(np.array([0.5, 0.0, -1.0]), np.array([2, 4, 6]), steps).tolist() == [
+        0.0,
+        0.5,
+        0.0,
+        0.0,
+        -1.0,
+        0.5,
+    ]
     # Both chunks end in step 2: it is paid for both.
-    assert chunk_rewards(np.array([0.5, -1.0]), np.array([2, 6]), np.array([0, 2, 1, 1, 2, 0])).tolist() == [0.0, -0.5, 0.0, 0.0, -0.5, 0.0]
+    assert chunk_rewards(
+        np.array([0.5, -1.0]), np.array([2, 6]), np.array([0, 2, 1, 1, 2, 0])
+    ).tolist() == [0.0, -0.5, 0.0, 0.0, -0.5, 0.0]
 
 
 @given(data=st.data())
@@ -126,9 +178,15 @@ def test_a_chunk_is_paid_on_the_last_step_inside_it():
 def test_no_process_reward_is_lost_or_made(data):
     """The rewards of the steps add up to those of the chunks, whatever steps and chunks there are."""
     size = data.draw(st.integers(1, 12))
-    steps = np.unique(data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)), return_inverse=True)[1].reshape(-1)
+    steps = np.unique(
+        data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)), return_inverse=True
+    )[1].reshape(-1)
     ends = np.array(sorted({*data.draw(st.sets(st.integers(1, size))), size}))
-    rewards = np.array(data.draw(st.lists(st.floats(-3, 3), min_size=len(ends), max_size=len(ends))))
+    rewards = np.array(
+        data.draw(st.lists(st.floats(-3, 3), min_size=len(ends), max_size=len(ends)))
+    )
     paid = chunk_rewards(rewards, ends, steps)
-    assert sum(paid[steps == step].mean() for step in range(steps.max() + 1)) == pytest.approx(rewards.sum(), abs=1e-9)
+    assert sum(paid[steps == step].mean() for step in range(steps.max() + 1)) == pytest.approx(
+        rewards.sum(), abs=1e-9
+    )
     assert all(len(set(paid[steps == step])) == 1 for step in range(steps.max() + 1))

@@ -32,7 +32,11 @@ GROUP = torch.tensor([0, 0, 1, 2, 3, 3])
 @pytest.mark.parametrize(
     ("reduction", "divisor", "weights"),
     [
-        ("step", 2, [1 / 4, 1 / 4, 1 / 2, 1 / 2, 1 / 4, 1 / 4]),  # mean in a group, sum over groups, mean over responses
+        (
+            "step",
+            2,
+            [1 / 4, 1 / 4, 1 / 2, 1 / 2, 1 / 4, 1 / 4],
+        ),  # mean in a group, sum over groups, mean over responses
         ("token", 6, [1 / 6] * 6),
         ("fixed", 20, [1 / 20] * 6),  # two responses of at most ten tokens
     ],
@@ -53,7 +57,9 @@ def test_no_token_has_no_weight():
 
 
 def test_sft_loss_is_weighted_cross_entropy():
-    assert float(sft_loss(doubles(math.log(0.5), math.log(0.25)), doubles(1.0, 0.5))) == pytest.approx(2 * math.log(2))
+    assert float(
+        sft_loss(doubles(math.log(0.5), math.log(0.25)), doubles(1.0, 0.5))
+    ) == pytest.approx(2 * math.log(2))
 
 
 # The clipped objective: clip at 0.8 from below and at 1.3 from above
@@ -95,7 +101,8 @@ def test_kl_estimators_of_one_token():
 
 
 def test_a_response_that_is_far_from_its_reference_is_pulled_back_by_k2_and_by_k1():
-    """A hundred nats over a whole response, half a nat per token of two hundred: beyond what an exponential can bear."""
+    """A hundred nats over a whole response, half a nat per token of two hundred: beyond what an
+    exponential can bear."""
     for distance in (-100.0, 100.0):
         for kind, slope in (("k1", 1.0), ("k2", distance)):
             logprobs = doubles(-500.0).requires_grad_()
@@ -104,10 +111,14 @@ def test_a_response_that_is_far_from_its_reference_is_pulled_back_by_k2_and_by_k
 
 
 def test_the_exponential_of_k3_is_clamped_to_a_named_constant():
-    assert kl_penalty("k3", doubles(-1e4), doubles(0.0)).tolist() == pytest.approx([math.exp(MAX_LOG_RATIO) - 1 - MAX_LOG_RATIO])
+    assert kl_penalty("k3", doubles(-1e4), doubles(0.0)).tolist() == pytest.approx(
+        [math.exp(MAX_LOG_RATIO) - 1 - MAX_LOG_RATIO]
+    )
 
 
-distributions = st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3).map(lambda w: doubles(*w) / sum(w))
+distributions = st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3).map(
+    lambda w: doubles(*w) / sum(w)
+)
 
 
 @given(policy=distributions, reference=distributions)
@@ -115,13 +126,17 @@ distributions = st.lists(st.floats(0.05, 1.0), min_size=3, max_size=3).map(lambd
 def test_k1_and_k3_are_unbiased_and_k3_is_never_negative(policy, reference):
     divergence = float((policy * (policy / reference).log()).sum())
     for kind in ("k1", "k3"):
-        assert float((policy * kl_penalty(kind, policy.log(), reference.log())).sum()) == pytest.approx(divergence, abs=1e-12)
+        assert float(
+            (policy * kl_penalty(kind, policy.log(), reference.log())).sum()
+        ) == pytest.approx(divergence, abs=1e-12)
     assert (kl_penalty("k3", policy.log(), reference.log()) >= -1e-15).all()
 
 
 @given(logits=st.lists(st.floats(-2, 2), min_size=3, max_size=3), reference=distributions)
 @settings(derandomize=True, deadline=None, max_examples=50)
-def test_as_a_loss_on_its_own_samples_k1_has_no_gradient_and_k2_has_that_of_the_divergence(logits, reference):
+def test_as_a_loss_on_its_own_samples_k1_has_no_gradient_and_k2_has_that_of_the_divergence(
+    logits, reference
+):
     weights = doubles(*logits).requires_grad_()
     policy = weights.log_softmax(0)
     sampled = policy.detach().exp()
@@ -130,8 +145,12 @@ def test_as_a_loss_on_its_own_samples_k1_has_no_gradient_and_k2_has_that_of_the_
     def gradient(loss: torch.Tensor) -> list[float]:
         return torch.autograd.grad(loss, weights, retain_graph=True)[0].tolist()
 
-    assert gradient((sampled * kl_penalty("k1", policy, reference.log())).sum()) == pytest.approx([0.0] * 3, abs=1e-12)
-    assert gradient((sampled * kl_penalty("k2", policy, reference.log())).sum()) == pytest.approx(gradient(divergence), abs=1e-12)
+    assert gradient((sampled * kl_penalty("k1", policy, reference.log())).sum()) == pytest.approx(
+        [0.0] * 3, abs=1e-12
+    )
+    assert gradient((sampled * kl_penalty("k2", policy, reference.log())).sum()) == pytest.approx(
+        gradient(divergence), abs=1e-12
+    )
 
 
 # The whole loss
@@ -140,41 +159,66 @@ ONE_RESPONSE = torch.zeros(3, dtype=torch.int64)
 
 
 def test_policy_loss_of_three_tokens():
-    """Ratios 1, 2, 1/2; advantages 1, 1, -1; clip 0.2; k2 to a reference that is e times less likely; weights 1/2, 1/4, 1/4."""
+    """Ratios 1, 2, 1/2; advantages 1, 1, -1; clip 0.2; k2 to a reference that is e times less
+    likely; weights 1/2, 1/4, 1/4."""
     old, ratios = doubles(-1.0, -2.0, -3.0), doubles(1.0, 2.0, 0.5)
     logprobs = (old + ratios.log()).requires_grad_()
     weights = doubles(0.5, 0.25, 0.25)
-    gain = policy_gain("token", logprobs, old, doubles(1.0, 1.0, -1.0), (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1))
+    gain = policy_gain(
+        "token", logprobs, old, doubles(1.0, 1.0, -1.0), (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1)
+    )
     loss = policy_loss(gain, kl_penalty("k2", logprobs, logprobs.detach() - 1.0), weights, 0.1)
     gains = [1.0, 1.2, -0.8]
-    assert loss.tolist() == pytest.approx(-sum(w * (g - 0.1 * 0.5) for w, g in zip(weights.tolist(), gains, strict=True)))
+    assert loss.tolist() == pytest.approx(
+        -sum(w * (g - 0.1 * 0.5) for w, g in zip(weights.tolist(), gains, strict=True))
+    )
     slopes = [1.0 - 0.1, 0.0 - 0.1, 0.0 - 0.1]  # both clipped tokens feel the penalty only
     gradient = torch.autograd.grad(loss, logprobs)[0]
-    assert gradient.tolist() == pytest.approx([-w * s for w, s in zip(weights.tolist(), slopes, strict=True)])
+    assert gradient.tolist() == pytest.approx(
+        [-w * s for w, s in zip(weights.tolist(), slopes, strict=True)]
+    )
 
 
 def test_on_the_first_step_the_gradient_is_that_of_the_policy_gradient():
-    """With a ratio per token it is A_j, with one per response its mean, and without a ratio A_j again."""
+    """With a ratio per token it is A_j, with one per response its mean, and without a ratio A_j
+    again."""
     logprobs = doubles(-1.0, -0.5, -2.0).requires_grad_()
     old = logprobs.detach().clone()
     advantages, weights = doubles(1.5, -0.5, 0.25), doubles(0.2, 0.3, 0.5)
     mean = float((weights * advantages).sum()) / 3
     for kl in ("k2", "k3"):
-        for ratio, wanted in (("token", weights * advantages), ("none", weights * advantages), ("sequence", doubles(mean, mean, mean))):
-            gain = policy_gain(ratio, logprobs, old, advantages, (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1))
+        for ratio, wanted in (
+            ("token", weights * advantages),
+            ("none", weights * advantages),
+            ("sequence", doubles(mean, mean, mean)),
+        ):
+            gain = policy_gain(
+                ratio, logprobs, old, advantages, (0.2, 0.2), ONE_RESPONSE, doubles(1, 1, 1)
+            )
             loss = policy_loss(gain, kl_penalty(kl, logprobs, old), weights, 0.7)
-            assert torch.autograd.grad(loss, logprobs)[0].tolist() == pytest.approx((-wanted).tolist())
+            assert torch.autograd.grad(loss, logprobs)[0].tolist() == pytest.approx(
+                (-wanted).tolist()
+            )
 
 
 def test_a_sequence_ratio_is_the_weighted_geometric_mean_of_its_responses_own_tokens():
-    log_ratio, source, weight = doubles(0.3, -0.1, 0.5), torch.tensor([0, 0, 2]), doubles(1.0, 3.0, 0.5)
+    log_ratio, source, weight = (
+        doubles(0.3, -0.1, 0.5),
+        torch.tensor([0, 0, 2]),
+        doubles(1.0, 3.0, 0.5),
+    )
     assert response_mean(log_ratio, source, weight).tolist() == pytest.approx([0.0, 0.0, 0.5])
-    gain = policy_gain("sequence", log_ratio, doubles(0, 0, 0), doubles(2.0, 2.0, 1.0), (0.2, 0.2), source, weight)
-    assert gain.tolist() == pytest.approx([2.0, 2.0, 1.2])  # the third response's ratio e^0.5 is clipped
+    gain = policy_gain(
+        "sequence", log_ratio, doubles(0, 0, 0), doubles(2.0, 2.0, 1.0), (0.2, 0.2), source, weight
+    )
+    assert gain.tolist() == pytest.approx(
+        [2.0, 2.0, 1.2]
+    )  # the third response's ratio e^0.5 is clipped
 
 
 def test_value_loss_takes_the_worse_of_the_plain_and_the_clipped_error():
-    """Old value 0, clip 0.2: predictions 0.1 (inside), 1 towards a return of 1 (clipped at 0.2), 1 away from a return of -1 (plain)."""
+    """Old value 0, clip 0.2: predictions 0.1 (inside), 1 towards a return of 1 (clipped at 0.2), 1
+    away from a return of -1 (plain)."""
     values = doubles(0.1, 1.0, 1.0).requires_grad_()
     loss = value_loss(values, doubles(0, 0, 0), doubles(1.0, 1.0, -1.0), doubles(1, 1, 1), 0.2)
     assert loss.tolist() == pytest.approx(0.5 * (0.9**2 + 0.8**2 + 2**2))

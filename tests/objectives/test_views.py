@@ -1,4 +1,5 @@
-"""Laws of the views that noise makes and of StepMerge's, over random trajectories of both attention rules."""
+"""Laws of the views that noise makes and of StepMerge's, over random trajectories of both attention
+rules."""
 
 from dataclasses import replace
 
@@ -31,7 +32,13 @@ from tracerl.training.trainer import together
 from tracerl.types import Trajectory
 
 
-def written(prompt_length: int, steps: list[int], num_tokens: int, block_size: int, order: list[int] | None = None) -> Trajectory:
+def written(
+    prompt_length: int,
+    steps: list[int],
+    num_tokens: int,
+    block_size: int,
+    order: list[int] | None = None,
+) -> Trajectory:
     nothing = np.zeros(len(steps), np.float32)
     return Trajectory(
         prompt_ids=np.full(prompt_length, 3, np.int32),
@@ -61,10 +68,20 @@ def ordered(trajectory: Trajectory, seed: int) -> Trajectory:
 def test_a_coupled_copy_is_the_exact_complement_in_every_block(case, seed, weighting):
     family, batch, block_size = case
     for trajectory in batch:
-        plan = coupled_plan(trajectory, block_size, FAMILIES[family], (0.1, 0.9), weighting, generator_for(seed, "coupled"))
+        plan = coupled_plan(
+            trajectory,
+            block_size,
+            FAMILIES[family],
+            (0.1, 0.9),
+            weighting,
+            generator_for(seed, "coupled"),
+        )
         masked = plan.states != SHOWN
         assert (masked[0] ^ masked[1]).all()
-        assert ((plan.states == PREDICTED).sum(0) == (np.arange(len(trajectory.response_ids)) < trajectory.num_tokens)).all()
+        assert (
+            (plan.states == PREDICTED).sum(0)
+            == (np.arange(len(trajectory.response_ids)) < trajectory.num_tokens)
+        ).all()
         if weighting == "inverse_t":  # 1/w and 1/w' are t and 1 - t
             np.testing.assert_allclose((1 / plan.weights).sum(0), 1.0, rtol=1e-5)
         else:
@@ -75,7 +92,9 @@ def test_a_coupled_copy_is_the_exact_complement_in_every_block(case, seed, weigh
 
 @given(case=cases(), rate=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 99))
 @settings(derandomize=True, deadline=None, max_examples=50)
-def test_a_masked_response_shows_nobody_a_token_of_its_block_and_masks_the_prompt_at_its_rate(case, rate, seed):
+def test_a_masked_response_shows_nobody_a_token_of_its_block_and_masks_the_prompt_at_its_rate(
+    case, rate, seed
+):
     family, batch, block_size = case
     record = FAMILIES[family]
     trajectory = batch[0]
@@ -86,12 +105,20 @@ def test_a_masked_response_shows_nobody_a_token_of_its_block_and_masks_the_promp
     visible, positions = views.layout.mask(), views.layout.positions
     for row, column, token in zip(views.row, views.column, views.token, strict=True):
         seen = visible[row, column]
-        own = (views.layout.streams[row] == views.layout.streams[row, column]) if record.attention == "block_causal" else seen
+        own = (
+            (views.layout.streams[row] == views.layout.streams[row, column])
+            if record.attention == "block_causal"
+            else seen
+        )
         answers = views.input_ids[row][seen & own & (positions[row] >= prompt)]
         assert (answers == MASK_ID).all()
         if rate in (0.0, 1.0):
             question = views.input_ids[row][seen & (positions[row] < prompt)].tolist()
-            wanted = [MASK_ID] * len(question) if rate else trajectory.prompt_ids[: len(question)].tolist()
+            wanted = (
+                [MASK_ID] * len(question)
+                if rate
+                else trajectory.prompt_ids[: len(question)].tolist()
+            )
             assert sorted(question) == sorted(wanted)
         assert int(token) < trajectory.num_tokens
 
@@ -101,12 +128,24 @@ def test_a_masked_response_shows_nobody_a_token_of_its_block_and_masks_the_promp
 
 @given(case=cases(), shrink=st.integers(1, 4), seed=st.integers(0, 99))
 @settings(derandomize=True, deadline=None, max_examples=150)
-def test_all_segments_together_predict_every_trainable_token_once_and_none_crosses_a_rollout_block(case, shrink, seed):
+def test_all_segments_together_predict_every_trainable_token_once_and_none_crosses_a_rollout_block(
+    case, shrink, seed
+):
     family, batch, block_size = case
     record = FAMILIES[family]
     for trajectory in batch:
-        plan = segment_plan(trajectory, block_size, record, shrink, EVERYTHING, False, generator_for(seed, "segments"))
-        assert (plan.states == PREDICTED).sum(0).tolist() == [int(j < trajectory.num_tokens) for j in range(len(trajectory.step_map))]
+        plan = segment_plan(
+            trajectory,
+            block_size,
+            record,
+            shrink,
+            EVERYTHING,
+            False,
+            generator_for(seed, "segments"),
+        )
+        assert (plan.states == PREDICTED).sum(0).tolist() == [
+            int(j < trajectory.num_tokens) for j in range(len(trajectory.step_map))
+        ]
         assert (plan.states != READ).all()
         first = len(trajectory.prompt_ids) if record.attention == "block_causal" else 0
         live = (first + np.arange(len(trajectory.step_map))) // trajectory.block_size
@@ -123,20 +162,36 @@ def test_segments_of_one_step_are_the_views_of_the_trace(case, seed):
     family, batch, _ = case
     for trajectory in batch:
         size, record = trajectory.block_size, FAMILIES[family]
-        segments = segment_plan(trajectory, size, record, 1, EVERYTHING, False, generator_for(seed, "segments"))
+        segments = segment_plan(
+            trajectory, size, record, 1, EVERYTHING, False, generator_for(seed, "segments")
+        )
         trace = trace_plan(trajectory, size, record, 1)
-        if record.attention == "block_causal" or len(np.unique(trajectory.step_map)) == len(trajectory.step_map):
+        if record.attention == "block_causal" or len(np.unique(trajectory.step_map)) == len(
+            trajectory.step_map
+        ):
             np.testing.assert_array_equal(segments.states, trace.states)
 
 
 @given(case=cases(), shrink=st.integers(1, 3), segments=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(derandomize=True, deadline=None, max_examples=100)
-def test_the_drawn_segments_are_whole_hold_a_trainable_token_and_are_as_many_as_asked_for(case, shrink, segments, seed):
+def test_the_drawn_segments_are_whole_hold_a_trainable_token_and_are_as_many_as_asked_for(
+    case, shrink, segments, seed
+):
     family, batch, block_size = case
     record = FAMILIES[family]
     for trajectory in batch:
-        every = segment_plan(trajectory, block_size, record, shrink, EVERYTHING, False, generator_for(seed, "segments"))
-        some = segment_plan(trajectory, block_size, record, shrink, segments, False, generator_for(seed, "segments"))
+        every = segment_plan(
+            trajectory,
+            block_size,
+            record,
+            shrink,
+            EVERYTHING,
+            False,
+            generator_for(seed, "segments"),
+        )
+        some = segment_plan(
+            trajectory, block_size, record, shrink, segments, False, generator_for(seed, "segments")
+        )
         whole = build_views([trajectory], [every], block_size, record, MASK_ID)
         part = build_views([trajectory], [some], block_size, record, MASK_ID)
         sets = {frozenset(whole.token[whole.group == g].tolist()) for g in whole.group.unique()}
@@ -147,21 +202,30 @@ def test_the_drawn_segments_are_whole_hold_a_trainable_token_and_are_as_many_as_
 
 @given(case=cases(), shrink=st.integers(1, 3), seed=st.integers(0, 99))
 @settings(derandomize=True, deadline=None, max_examples=100)
-def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_its_own_place_on(case, shrink, seed):
+def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_its_own_place_on(
+    case, shrink, seed
+):
     family, batch, block_size = case
     record = FAMILIES[family]
     batch = [ordered(trajectory, seed) for trajectory in batch]
     rng = generator_for(seed, "segments")
-    plans = [segment_plan(trajectory, block_size, record, shrink, EVERYTHING, True, rng) for trajectory in batch]
+    plans = [
+        segment_plan(trajectory, block_size, record, shrink, EVERYTHING, True, rng)
+        for trajectory in batch
+    ]
     views = build_views(batch, plans, block_size, record, MASK_ID)
     rivals = views.rivals
     assert rivals is not None
     for i, source in enumerate(views.source.tolist()):
         trajectory, token = batch[source], int(views.token[i])
-        order = list(zip(trajectory.step_map.tolist(), trajectory.order_in_step.tolist(), strict=True))
+        order = list(
+            zip(trajectory.step_map.tolist(), trajectory.order_in_step.tolist(), strict=True)
+        )
         first = len(trajectory.prompt_ids) if record.attention == "block_causal" else 0
         live = (first + np.arange(len(order))) // trajectory.block_size
-        wanted = sorted(j for j in range(len(order)) if live[j] == live[token] and order[j] >= order[token])
+        wanted = sorted(
+            j for j in range(len(order)) if live[j] == live[token] and order[j] >= order[token]
+        )
         at = int(rivals.chosen[i])
         mine = (rivals.contest == rivals.contest[at]) & (rivals.place >= rivals.place[at])
         positions = views.layout.positions[rivals.row[mine], rivals.column[mine]] + record.shift
@@ -173,18 +237,31 @@ def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_i
 
 def test_a_trajectory_without_an_order_is_refused_where_the_order_is_scored():
     with pytest.raises(DataError, match="plackett_luce"):
-        segment_plan(written(2, [1, 1], 2, 2), 2, FAMILIES["sdar"], 1, 1, True, generator_for(1, "segments"))
+        segment_plan(
+            written(2, [1, 1], 2, 2), 2, FAMILIES["sdar"], 1, 1, True, generator_for(1, "segments")
+        )
 
 
 def test_hidden_predicted_and_read_are_told_apart():
-    """Four tokens of one block, two steps, the end token third: the first view reads what competes and predicts its own step."""
+    """Four tokens of one block, two steps, the end token third: the first view reads what competes
+    and predicts its own step."""
     trajectory = written(4, [2, 1, 2, 1], 3, 4, order=[2, 1, 1, 2])
-    plan = segment_plan(trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, True, generator_for(1, "segments"))
-    assert plan.states.tolist() == [[READ, PREDICTED, READ, READ], [PREDICTED, SHOWN, PREDICTED, SHOWN]]
+    plan = segment_plan(
+        trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, True, generator_for(1, "segments")
+    )
+    assert plan.states.tolist() == [
+        [READ, PREDICTED, READ, READ],
+        [PREDICTED, SHOWN, PREDICTED, SHOWN],
+    ]
     assert plan.order is not None
     assert plan.order.tolist() == [3, 0, 2, 1]
-    without = segment_plan(trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, False, generator_for(1, "segments"))
-    assert without.states.tolist() == [[HIDDEN, PREDICTED, HIDDEN, HIDDEN], [PREDICTED, SHOWN, PREDICTED, SHOWN]]
+    without = segment_plan(
+        trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, False, generator_for(1, "segments")
+    )
+    assert without.states.tolist() == [
+        [HIDDEN, PREDICTED, HIDDEN, HIDDEN],
+        [PREDICTED, SHOWN, PREDICTED, SHOWN],
+    ]
 
 
 # Several documents in a row
@@ -193,18 +270,33 @@ def test_hidden_predicted_and_read_are_told_apart():
 SHIFTED = [name for name, family in FAMILIES.items() if family.shift]
 
 
-@pytest.mark.parametrize(("family", "causal"), [*((name, False) for name in FAMILIES), *((name, True) for name in SHIFTED)])
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [*((name, False) for name in FAMILIES), *((name, True) for name in SHIFTED)],
+)
 def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_same(family, causal):
     model, record = sharp_model(family, torch.float64), FAMILIES[family]
     rng = generator_for(1, "documents")
-    batch = [replace(written(p, list(range(1, r + 1)), r, 4), canvas_length=p + r) for p, r in ((3, 5), (2, 6), (4, 4), (1, 3))]
-    batch = [replace(t, response_ids=rng.integers(3, 32, len(t.response_ids)).astype(np.int32)) for t in batch]
-    plans = [causal_plan(t) if causal else coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng) for t in batch]
+    batch = [
+        replace(written(p, list(range(1, r + 1)), r, 4), canvas_length=p + r)
+        for p, r in ((3, 5), (2, 6), (4, 4), (1, 3))
+    ]
+    batch = [
+        replace(t, response_ids=rng.integers(3, 32, len(t.response_ids)).astype(np.int32))
+        for t in batch
+    ]
+    plans = [
+        causal_plan(t) if causal else coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng)
+        for t in batch
+    ]
     apart = build_views(batch, plans, 4, record, MASK_ID)
     shared = build_views(batch, plans, 4, record, MASK_ID, row_tokens=40)
     assert len(shared.input_ids) < len(apart.input_ids)
     assert shared.input_ids.shape[1] <= 40
-    assert torch.equal(shared.layout.positions[shared.row, shared.column], apart.layout.positions[apart.row, apart.column])
+    assert torch.equal(
+        shared.layout.positions[shared.row, shared.column],
+        apart.layout.positions[apart.row, apart.column],
+    )
     documents = shared.layout.streams // DOCUMENT
     seen = shared.layout.mask()
     assert not (seen & (documents.unsqueeze(-1) != documents.unsqueeze(-2))).any()
@@ -212,7 +304,9 @@ def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_sa
     outcomes = []
     for views in (apart, shared):
         logprobs = token_logprobs(model, views, 1.0)
-        outcomes.append((logprobs.detach(), torch.autograd.grad(logprobs.sum(), list(model.parameters()))))
+        outcomes.append(
+            (logprobs.detach(), torch.autograd.grad(logprobs.sum(), list(model.parameters())))
+        )
     torch.testing.assert_close(outcomes[0][0], outcomes[1][0], rtol=0, atol=1e-11)
     for one, other in zip(outcomes[0][1], outcomes[1][1], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9 * max(1.0, float(one.abs().max())))

@@ -1,4 +1,5 @@
-"""A run that nobody trained: the files that the stages would have left, with made-up but plausible numbers, through the shipped writers."""
+"""A run that nobody trained: the files that the stages would have left, with made-up but plausible
+numbers, through the shipped writers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,12 @@ from tracerl.store.parquet import seal
 from tracerl.types import Rollout, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
-PROMPTS = {"4+7+5=": "11;16;#16", "9+2+6=": "11;17;#17", "(2+3)*4-5=": "2+3=5;5*4=20;20-5=15;#15", "3*3+8=": "3*3=9;9+8=17;#17"}
+PROMPTS = {
+    "4+7+5=": "11;16;#16",
+    "9+2+6=": "11;17;#17",
+    "(2+3)*4-5=": "2+3=5;5*4=20;20-5=15;#15",
+    "3*3+8=": "3*3=9;9+8=17;#17",
+}
 SETTINGS: dict[str, object] = {
     "steps_per_block": 4,
     "schedule": "even",
@@ -52,7 +58,9 @@ def small_params(num_rounds: int = 2) -> Params:
         update={
             "rl": rounds,
             "sft": {name: one for name, one in params.sft.items() if one.init in made},
-            "evaluate": {name: one for name, one in params.evaluate.items() if one.checkpoint in made},
+            "evaluate": {
+                name: one for name, one in params.evaluate.items() if one.checkpoint in made
+            },
         }
     )
 
@@ -64,12 +72,28 @@ def make_tasks() -> list[Task]:
     ]
 
 
-def make_rollout(task: Task, index: int, stage: str, iteration: int, text: str, tokenizer: Tokenizer, block_size: int = 4) -> Rollout:
-    """A response `text` whose step map unmasks each block in a made-up order of one to `block_size` steps."""
-    prompt, response = tokenizer.prompt_ids(task.prompt), [*tokenizer.encode(text), tokenizer.end_ids[0]]
+def make_rollout(
+    task: Task,
+    index: int,
+    stage: str,
+    iteration: int,
+    text: str,
+    tokenizer: Tokenizer,
+    block_size: int = 4,
+) -> Rollout:
+    """A response `text` whose step map unmasks each block in a made-up order of one to `block_size`
+    steps."""
+    prompt, response = (
+        tokenizer.prompt_ids(task.prompt),
+        [*tokenizer.encode(text), tokenizer.end_ids[0]],
+    )
     num_tokens = len(response)
     response += [tokenizer.end_ids[0]] * (-(len(prompt) + len(response)) % block_size)
-    rng, steps, last = generator_for(0, stage, iteration, task.task_id, index), np.zeros(len(response), dtype=np.int32), 0
+    rng, steps, last = (
+        generator_for(0, stage, iteration, task.task_id, index),
+        np.zeros(len(response), dtype=np.int32),
+        0,
+    )
     blocks = (len(prompt) + np.arange(len(response))) // block_size
     for block in np.unique(blocks):
         mine = np.flatnonzero(blocks == block)
@@ -91,30 +115,55 @@ def make_rollout(task: Task, index: int, stage: str, iteration: int, text: str, 
         num_forwards=last + len(np.unique(blocks)),
     )
     correct = text == task.solution
-    return Rollout(f"{stage}/{iteration:05d}/{task.task_id}/{index}", stage, iteration, index, task, trajectory, text, float(correct),
-                   "correct" if correct else "wrong", "0123456789abcdef", 0, SETTINGS)  # fmt: skip
+    return Rollout(
+        f"{stage}/{iteration:05d}/{task.task_id}/{index}",
+        stage,
+        iteration,
+        index,
+        task,
+        trajectory,
+        text,
+        float(correct),
+        "correct" if correct else "wrong",
+        "0123456789abcdef",
+        0,
+        SETTINGS,
+    )
 
 
 def make_rollouts(stage: str, iteration: int) -> list[Rollout]:
     """Two responses per task, the second of them wrong; of the last task both are right."""
     tokenizer, tasks = character_tokenizer(), make_tasks()
     texts = [
-        (task, index, task.solution[:-1] + "<" if index and task != tasks[-1] else task.solution) for task in tasks for index in (0, 1)
+        (task, index, task.solution[:-1] + "<" if index and task != tasks[-1] else task.solution)
+        for task in tasks
+        for index in (0, 1)
     ]
-    return [make_rollout(task, index, stage, iteration, text, tokenizer) for task, index, text in texts]
+    return [
+        make_rollout(task, index, stage, iteration, text, tokenizer) for task, index, text in texts
+    ]
 
 
 def long_responses(response: Response, count: int, num_tokens: int) -> list[Response]:
     """`response` as `count` others of `num_tokens` tokens, two a step."""
     steps = [1 + i // 2 for i in range(num_tokens)]
-    long = {**response.row, "prompt_ids": [5] * 8, "response_ids": [5 + i % 90 for i in range(num_tokens)], "step_map": steps,
-            "logprobs": [-0.01 * (i % 300) for i in range(num_tokens)], "num_tokens": num_tokens, "num_steps": steps[-1]}  # fmt: skip
+    long = {
+        **response.row,
+        "prompt_ids": [5] * 8,
+        "response_ids": [5 + i % 90 for i in range(num_tokens)],
+        "step_map": steps,
+        "logprobs": [-0.01 * (i % 300) for i in range(num_tokens)],
+        "num_tokens": num_tokens,
+        "num_steps": steps[-1],
+    }
     return [replace(response, row={**long, "rollout_id": f"long/{i}"}) for i in range(count)]
 
 
 def write_run(root: Path, params: Params) -> None:
     """Everything the report reads, below `root`."""
-    (root / "params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False))
+    (root / "params.yaml").write_text(
+        yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False)
+    )
     (root / "data" / "checkpoints" / "base").mkdir(parents=True)
     character_tokenizer().save(root / "data" / "checkpoints" / "base")
     write_tasks(root / "data" / "tasks" / "mixed.parquet", make_tasks())
@@ -122,20 +171,32 @@ def write_run(root: Path, params: Params) -> None:
     reports = root / "reports"
     for stage in ("base", *(f"sft@{name}" for name in params.sft)):
         write_json(
-            reports / "metrics" / f"{stage}.json", {"policy_hash": "0123456789abcdef", "loss": 0.31, "num_examples": {"mixed": 4000}}
+            reports / "metrics" / f"{stage}.json",
+            {"policy_hash": "0123456789abcdef", "loss": 0.31, "num_examples": {"mixed": 4000}},
         )
         steps = range(25, 801 if stage == "base" else 101, 25)
         write_curve(
-            reports / "curves" / f"{stage}.tsv", [{"step": step, "loss": 0.3 + 3 * np.exp(-step / 80), "lr": 2e-3} for step in steps]
+            reports / "curves" / f"{stage}.tsv",
+            [{"step": step, "loss": 0.3 + 3 * np.exp(-step / 80), "lr": 2e-3} for step in steps],
         )
     for stage, settings in ((f"rl@{name}", one) for name, one in params.rl.items()):
-        write_rollouts(root / "data" / "rollouts" / stage / "iter-00001.parquet", rollout_table(make_rollouts(stage, 1)))
-        write_rollouts(root / "data" / "rollouts" / stage / "iter-00002.parquet", rollout_table(make_rollouts(stage, 2)))
+        write_rollouts(
+            root / "data" / "rollouts" / stage / "iter-00001.parquet",
+            rollout_table(make_rollouts(stage, 1)),
+        )
+        write_rollouts(
+            root / "data" / "rollouts" / stage / "iter-00002.parquet",
+            rollout_table(make_rollouts(stage, 2)),
+        )
         write_json(
-            reports / "metrics" / f"{stage}.json", {"iterations": settings.iterations, "responses": 7680, "held_out": {"static": {}}}
+            reports / "metrics" / f"{stage}.json",
+            {"iterations": settings.iterations, "responses": 7680, "held_out": {"static": {}}},
         )
         write_curve(reports / "curves" / f"{stage}.tsv", train_curve(stage, settings.iterations))
-        write_curve(reports / "curves" / f"{stage}-held-out.tsv", held_out_curve(settings.iterations, settings.held_out.every))
+        write_curve(
+            reports / "curves" / f"{stage}-held-out.tsv",
+            held_out_curve(settings.iterations, settings.held_out.every),
+        )
     for dataset in ("tasks", "rollouts"):
         result = validation_result(dataset)
         write_json(reports / "validation" / f"{dataset}.json", result)
@@ -146,7 +207,10 @@ def write_run(root: Path, params: Params) -> None:
             for task_set in one.tasks
             for mode in ("static", "dynamic")
         ]
-        write_json(reports / "metrics" / "evaluate" / f"{name}.json", {"rows": rows, "settings": {"seed": 0}})
+        write_json(
+            reports / "metrics" / "evaluate" / f"{name}.json",
+            {"rows": rows, "settings": {"seed": 0}},
+        )
 
 
 def train_curve(stage: str, iterations: int) -> list[dict[str, Any]]:
@@ -175,8 +239,18 @@ def held_out_curve(iterations: int, every: int) -> list[dict[str, Any]]:
             accuracy = 0.38 + offset + 0.42 * (1 - np.exp(-i / 12))
             half = 0.06 * (1 - accuracy / 2)
             rate = 1.0 + speed * (0.4 + 0.6 * (1 - np.exp(-i / 12)))
-            rows.append({"iteration": i, "remasking": mode, "num_problems": 256, "accuracy": accuracy, "ci_low": accuracy - half,
-                         "ci_high": accuracy + half, "tokens_per_step": rate, "mean_length": 14.25 + i / 40})  # fmt: skip
+            rows.append(
+                {
+                    "iteration": i,
+                    "remasking": mode,
+                    "num_problems": 256,
+                    "accuracy": accuracy,
+                    "ci_low": accuracy - half,
+                    "ci_high": accuracy + half,
+                    "tokens_per_step": rate,
+                    "mean_length": 14.25 + i / 40,
+                }
+            )
     return rows
 
 
@@ -205,13 +279,27 @@ def validation_result(dataset: str) -> dict[str, Any]:
     """A result as stages/validate.py writes it: tasks fail, everything drifts."""
     success = dataset != "tasks"
     failed = {
-        **{"name": "splits_do_not_overlap", "says": "no test problem is also a train problem", "severity": "critical"},
+        **{
+            "name": "splits_do_not_overlap",
+            "says": "no test problem is also a train problem",
+            "severity": "critical",
+        },
         **{"success": success, "count": int(not success), "first": [] if success else ["mixed/1"]},
     }
     drift = {
-        **{"name": "drift", "says": "no figure moved by more than 50% against the accepted run", "severity": "warning"},
+        **{
+            "name": "drift",
+            "says": "no figure moved by more than 50% against the accepted run",
+            "severity": "warning",
+        },
         **{"success": False, "count": 1, "first": ["rl@short, 0.71"]},
     }
     figures = {"num_rows": 3200, "pass_rate": 0.61, "truncation": 0.002, "drift": None}
     groups = [{"group": group, **figures} for group in ("rl@short", "rl@long")]
-    return {"dataset": dataset, "success": success, "num_rows": 6400, "groups": groups, "expectations": [failed, drift]}
+    return {
+        "dataset": dataset,
+        "success": success,
+        "num_rows": 6400,
+        "groups": groups,
+        "expectations": [failed, drift],
+    }

@@ -1,4 +1,5 @@
-"""A conversation: tokens appear in the order in which they are unmasked, in their places, and nothing of them commands the terminal."""
+"""A conversation: tokens appear in the order in which they are unmasked, in their places, and
+nothing of them commands the terminal."""
 
 import io
 import os
@@ -34,8 +35,18 @@ def model_of(family: str) -> Transformer:
 def talk(family: str, *lines: str, **changes: object) -> tuple[list[dict[str, str]], str]:
     """The conversation and everything that went to the terminal."""
     screen, waiting = io.StringIO(), iter([*lines, None])
-    console = Console(file=screen, force_terminal=True, width=200, height=50, markup=False, emoji=False, color_system=None)
-    messages = converse(model_of(family), TOKENIZER, tiny_sampler(**changes), 1, console, lambda: next(waiting))
+    console = Console(
+        file=screen,
+        force_terminal=True,
+        width=200,
+        height=50,
+        markup=False,
+        emoji=False,
+        color_system=None,
+    )
+    messages = converse(
+        model_of(family), TOKENIZER, tiny_sampler(**changes), 1, console, lambda: next(waiting)
+    )
     return messages, screen.getvalue()
 
 
@@ -49,7 +60,9 @@ def test_masked_positions_hold_their_place_until_their_token_is_known():
     assert unmasking.render().plain == "ab"
     unmasking.add(Committed(0, [(3, ids[3]), (5, ids[5])]))
     assert unmasking.render().plain == "ab" + MASKED + "d" + MASKED + "f"
-    assert [(span.start, span.end) for span in unmasking.render().spans if "bold" in str(span.style)] == [(3, 4), (5, 6)]
+    assert [
+        (span.start, span.end) for span in unmasking.render().spans if "bold" in str(span.style)
+    ] == [(3, 4), (5, 6)]
 
 
 @pytest.mark.parametrize("family", ["sdar", "llada", "dream"])
@@ -69,17 +82,30 @@ def test_what_is_shown_grows_in_the_order_of_the_step_map(family):
     for step, frame in enumerate(frames, start=1):
         known = trajectory.step_map <= step
         width = (filled + int(np.flatnonzero(known).max())) // 4 * 4 + 4 - filled
-        pieces = [TOKENIZER.decode([int(i)]) if k else MASKED for i, k in zip(trajectory.response_ids[:width], known[:width], strict=True)]
+        pieces = [
+            TOKENIZER.decode([int(i)]) if k else MASKED
+            for i, k in zip(trajectory.response_ids[:width], known[:width], strict=True)
+        ]
         assert frame == printable("".join(pieces))
 
 
 def test_a_conversation_remembers_its_turns_until_it_is_reset():
     messages, screen = talk("sdar", "1+1=", "", "2+2=", "/exit", "never read")
-    assert [(m["role"], m["content"]) for m in messages if m["role"] == "user"] == [("user", "1+1="), ("user", "2+2=")]
+    assert [(m["role"], m["content"]) for m in messages if m["role"] == "user"] == [
+        ("user", "1+1="),
+        ("user", "2+2="),
+    ]
     first, second = (m["content"] for m in messages if m["role"] == "assistant")
     model, settings = model_of("sdar"), tiny_sampler()
-    for turn, (prompt, answer) in enumerate([("1+1=", first), (f"1+1={first}2+2=", second)], start=1):
-        [alone] = sample(model, TOKENIZER.end_ids, [Request(TOKENIZER.encode(prompt), key_for(1, "chat", turn))], settings)
+    for turn, (prompt, answer) in enumerate(
+        [("1+1=", first), (f"1+1={first}2+2=", second)], start=1
+    ):
+        [alone] = sample(
+            model,
+            TOKENIZER.end_ids,
+            [Request(TOKENIZER.encode(prompt), key_for(1, "chat", turn))],
+            settings,
+        )
         assert answer == TOKENIZER.decode(alone.response_ids[: alone.num_tokens].tolist())
     assert screen.count("tokens/s") == 2
     assert printable(second).splitlines()[-1] in screen
@@ -119,8 +145,20 @@ def test_nothing_that_a_terminal_obeys_is_shown():
 def test_the_command_talks_through_a_terminal(tmp_path):
     save_checkpoint(model_of("sdar"), TOKENIZER, tmp_path / "model")
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from tracerl.cli import main; main()", "chat", "--model", str(tmp_path / "model"), "--device", "cpu",
-               "--set", "max_new_tokens=8", "--set", "temperature=1.0"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-c",
+        "from tracerl.cli import main; main()",
+        "chat",
+        "--model",
+        str(tmp_path / "model"),
+        "--device",
+        "cpu",
+        "--set",
+        "max_new_tokens=8",
+        "--set",
+        "temperature=1.0",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -38,18 +38,24 @@ def test_weights_optimizer_and_caches_are_counted():
         *(f"evaluate@{n}" for n in params.evaluate),
     ]
     tokenizer = character_tokenizer()
-    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0)
+    shape = Architecture(
+        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0
+    )
     parameters = sum(p.numel() for p in new_model(shape, generator_for(1)).parameters())
     assert found["sft@short"].weights == 4 * parameters
     assert found["sft@short"].state == 3 * 4 * parameters
     assert found["evaluate@sft-short"].state == 0
     half = by_stage(parse_params({**data, "compute": {**data["compute"], "dtype": "bfloat16"}}, ""))
     assert half["sft@short"].weights == 2 * parameters
-    # One more row of the exact cache: keys and values of its length, its live block, and the distributions of that block.
+    # One more row of the exact cache: keys and values of its length, its live block, and the
+    # distributions of that block.
     one, two = copy.deepcopy(data), copy.deepcopy(data)
     one["traces"]["sampler"] = {**one["traces"]["sampler"], "max_rows": 1}
     two["traces"]["sampler"] = {**two["traces"]["sampler"], "max_rows": 2}
-    row = by_stage(parse_params(two, ""))["traces"].passes - by_stage(parse_params(one, ""))["traces"].passes
+    row = (
+        by_stage(parse_params(two, ""))["traces"].passes
+        - by_stage(parse_params(one, ""))["traces"].passes
+    )
     keys = (48 + 36) * 2 * 2 * 1 * 16 * 4
     live = 4 * (4 * 32 + 3 * 64) * 4
     assert row == keys + live + 4 * tokenizer.vocab_size * 28
@@ -59,7 +65,9 @@ def test_adapters_need_state_for_themselves_only():
     data = tiny_params()
     data["rl"]["short"]["lora"] = LORA
     found = by_stage(parse_params(data, ""))
-    trained = 2 * (2 * (32 + 32) + 2 * (64 + 32))  # two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32
+    trained = 2 * (
+        2 * (32 + 32) + 2 * (64 + 32)
+    )  # two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32
     assert found["rl@short"].state == 3 * 4 * trained
     assert found["rl@short"].weights == found["rl@long"].weights + 4 * trained
 
@@ -70,12 +78,25 @@ def test_a_value_model_and_a_reference_are_counted():
     data["rl"]["short"]["kl_to"] = "initial"
     found = by_stage(parse_params(data, ""))["rl@short"]
     assert (found.weights, found.state) == (2 * plain.weights, plain.state)
-    critic = {"start": "policy", "discount": 1.0, "trace": 1.0, "clip": 0.2, "every": 1, "updates": 1}
-    data["rl"]["short"].update(advantages="gae", kl_to="iteration", value={**critic, "optimizer": data["rl"]["short"]["optimizer"]})
+    critic = {
+        "start": "policy",
+        "discount": 1.0,
+        "trace": 1.0,
+        "clip": 0.2,
+        "every": 1,
+        "updates": 1,
+    }
+    data["rl"]["short"].update(
+        advantages="gae",
+        kl_to="iteration",
+        value={**critic, "optimizer": data["rl"]["short"]["optimizer"]},
+    )
     found = by_stage(parse_params(data, ""))["rl@short"]
     params = parse_params(data, "")
     tokenizer = character_tokenizer()
-    shape = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0)
+    shape = Architecture(
+        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=0
+    )
     value = sum(p.numel() for p in ValueModel(new_model(shape, generator_for(1))).parameters())
     assert found.weights == plain.weights + 4 * value
     assert found.state == plain.state + 3 * 4 * value
@@ -84,12 +105,20 @@ def test_a_value_model_and_a_reference_are_counted():
 def test_an_imported_checkpoint_is_measured_by_its_config(tmp_path):
     tokenizer = character_tokenizer()
     data = tiny_params()
-    shape = Architecture(**{**data["base"]["model"], "family": "llada", "num_layers": 3}, vocab_size=tokenizer.vocab_size, mask_id=0)
+    shape = Architecture(
+        **{**data["base"]["model"], "family": "llada", "num_layers": 3},
+        vocab_size=tokenizer.vocab_size,
+        mask_id=0,
+    )
     model = new_model(shape, generator_for(1)).bfloat16()
     save_checkpoint(model, tokenizer, tmp_path / "import")
     data["base"]["path"] = "import"
     found = by_stage(parse_params(data, ""), tmp_path)
-    assert found["base"].weights == found["traces"].weights == 2 * sum(p.numel() for p in model.parameters())
+    assert (
+        found["base"].weights
+        == found["traces"].weights
+        == 2 * sum(p.numel() for p in model.parameters())
+    )
 
 
 def test_the_machine_says_what_is_missing():
@@ -102,43 +131,82 @@ def test_the_machine_says_what_is_missing():
 @pytest.mark.parametrize(("rows", "status"), [(256, 0), (10**9, 1)])
 def test_the_command_says_whether_it_fits(tmp_path, capsys, rows, status):
     data = tiny_params()
-    data["evaluate"]["sft-short"]["sampler"] = {**data["evaluate"]["sft-short"]["sampler"], "max_rows": rows}
+    data["evaluate"]["sft-short"]["sampler"] = {
+        **data["evaluate"]["sft-short"]["sampler"],
+        "max_rows": rows,
+    }
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "--params", str(tmp_path / "params.yaml")])
     assert (ended.value.code or 0) == status
-    assert ("enough for every stage" if not status else "too little for evaluate@sft-short") in capsys.readouterr().out
+    assert (
+        "enough for every stage" if not status else "too little for evaluate@sft-short"
+    ) in capsys.readouterr().out
 
 
 def test_judges_are_listed_and_a_local_one_counts_where_it_is_asked(tmp_path):
     data = tiny_params()
-    local = {"kind": "model", "path": "local", "max_rows": 1, "max_prompt_tokens": 9, "min_mass": 0.0, "instructions": ""}
+    local = {
+        "kind": "model",
+        "path": "local",
+        "max_rows": 1,
+        "max_prompt_tokens": 9,
+        "min_mass": 0.0,
+        "instructions": "",
+    }
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "model.safetensors").write_bytes(bytes(5000))
     plain = by_stage(parse_params(data, ""), tmp_path)
     data["verification"].update(
-        judge="local", judges={"steps": {"kind": "steps"}, "local": local, "server": {**SERVER, "api_key_variable": "THE_KEY"}}
+        judge="local",
+        judges={
+            "steps": {"kind": "steps"},
+            "local": local,
+            "server": {**SERVER, "api_key_variable": "THE_KEY"},
+        },
     )
-    data["rl"]["short"]["process"] = {"judge": "local", "weight": 1.0, "chunk_tokens": 8, "max_chunks": 4}
+    data["rl"]["short"]["process"] = {
+        "judge": "local",
+        "weight": 1.0,
+        "chunk_tokens": 8,
+        "max_chunks": 4,
+    }
     params = parse_params(data, "")
     found = by_stage(params, tmp_path)
-    assert {name: need.weights - plain[name].weights for name, need in found.items() if need != plain[name]} == {"rl@short": 5000}
+    assert {
+        name: need.weights - plain[name].weights
+        for name, need in found.items()
+        if need != plain[name]
+    } == {"rl@short": 5000}
     data["tasks"]["sets"]["sums-short"].update(source="open")
     data["rl"]["short"].pop("process")
     found = by_stage(parse_params(data, ""), tmp_path)
     asking = {"traces", "rl@short", "evaluate@sft-short", "evaluate@rl-short"}
-    assert {name for name, need in found.items() if need.weights == plain[name].weights + 5000} == asking
+    assert {
+        name for name, need in found.items() if need.weights == plain[name].weights + 5000
+    } == asking
     rows = {name: state for name, _, state in judges(params, tmp_path, {})}
     assert rows["steps"] == "ready"
     assert rows["local"] == "local: 5 kB"
-    assert rows["server"] == "http://127.0.0.1:9/v1 does not answer: ConnectError; THE_KEY is not set"
-    assert "not set" not in dict(row[::2] for row in judges(params, tmp_path, {"THE_KEY": "k"}))["server"]
+    assert (
+        rows["server"] == "http://127.0.0.1:9/v1 does not answer: ConnectError; THE_KEY is not set"
+    )
+    assert (
+        "not set"
+        not in dict(row[::2] for row in judges(params, tmp_path, {"THE_KEY": "k"}))["server"]
+    )
 
 
 def test_the_command_puts_what_a_run_measured_beside_what_was_predicted(tmp_path, capsys):
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(tiny_params()))
     (tmp_path / "logs" / "measured").mkdir(parents=True)
-    row = {"peak_bytes": 123_400_000, "forwards": 4321, "tokens": 1, "predicted": 1, "flops": 5_670_000_000_000}
+    row = {
+        "peak_bytes": 123_400_000,
+        "forwards": 4321,
+        "tokens": 1,
+        "predicted": 1,
+        "flops": 5_670_000_000_000,
+    }
     (tmp_path / "logs" / "measured" / "sft@short.json").write_text(json.dumps(row))
     with pytest.raises(SystemExit):
         main(["doctor", "--params", str(tmp_path / "params.yaml"), "--root", str(tmp_path)])

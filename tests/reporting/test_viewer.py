@@ -1,4 +1,5 @@
-"""Laws of the trace viewer: it holds what the rows hold, plays them by keyboard alone, and neither runs nor asks for anything else."""
+"""Laws of the trace viewer: it holds what the rows hold, plays them by keyboard alone, and neither
+runs nor asks for anything else."""
 
 import base64
 import json
@@ -36,7 +37,18 @@ def page_file(run_folder):
     """The page of `tracerl trace`, before and after."""
     out = run_folder / "trace.html"
     with pytest.raises(SystemExit) as ended:
-        main(["trace", "iteration = 2", "--against", "iteration = 1", "--root", str(run_folder), "--out", str(out)])
+        main(
+            [
+                "trace",
+                "iteration = 2",
+                "--against",
+                "iteration = 1",
+                "--root",
+                str(run_folder),
+                "--out",
+                str(out),
+            ]
+        )
     assert not ended.value.code
     return out
 
@@ -55,22 +67,35 @@ def test_the_page_holds_every_token_step_and_probability(run_folder):
     for one in data["responses"]:
         trajectory = expected[one["rollout_id"]].trajectory
         kinds = {"ids": "<u4", "steps": "<u4", "confidence": "u1"}
-        ids, steps, confidence = (np.frombuffer(base64.b64decode(one[name]), kind) for name, kind in kinds.items())
+        ids, steps, confidence = (
+            np.frombuffer(base64.b64decode(one[name]), kind) for name, kind in kinds.items()
+        )
         assert steps.tolist() == trajectory.step_map.tolist()
-        assert confidence.tolist() == [round(100 * float(p)) for p in np.exp(trajectory.logprobs.astype(np.float64))]
+        assert confidence.tolist() == [
+            round(100 * float(p)) for p in np.exp(trajectory.logprobs.astype(np.float64))
+        ]
         text = "".join(data["texts"][i] for i in ids[: trajectory.num_tokens])
         assert text == expected[one["rollout_id"]].text + "∎"
         assert len(one["tail"]) == len(trajectory.prompt_ids) % 4
 
 
 def test_a_response_is_shown_beside_the_one_to_the_same_problem_before(run_folder):
-    pairs = chosen_responses(connect(run_folder), "iteration = 2", "iteration = 1 and sample_index = 0", 200)
-    assert {pair.row["sample_index"]: pair.before is not None for pair in pairs} == {0: True, 1: False}
-    assert all(pair.before is None or pair.before["task_id"] == pair.row["task_id"] for pair in pairs)
+    pairs = chosen_responses(
+        connect(run_folder), "iteration = 2", "iteration = 1 and sample_index = 0", 200
+    )
+    assert {pair.row["sample_index"]: pair.before is not None for pair in pairs} == {
+        0: True,
+        1: False,
+    }
+    assert all(
+        pair.before is None or pair.before["task_id"] == pair.row["task_id"] for pair in pairs
+    )
     assert len(chosen_responses(connect(run_folder), "true", None, 3)) == 3
 
 
-@pytest.mark.parametrize("condition", ["reward >", "rewards = 1", "true) UNION (FROM tasks", "iteration = 99"])
+@pytest.mark.parametrize(
+    "condition", ["reward >", "rewards = 1", "true) UNION (FROM tasks", "iteration = 99"]
+)
 def test_a_condition_that_is_wrong_or_meets_nothing_is_told(condition, run_folder):
     with pytest.raises(DataError):
         chosen_responses(connect(run_folder), condition, None, 10)
@@ -80,8 +105,12 @@ def test_text_of_a_model_is_data_in_the_page(tmp_path):
     task = replace(make_tasks()[0], prompt="</script><script>alert(1)</script>", answer="<b>")
     write_tasks(tmp_path / "data" / "tasks" / "mixed.parquet", [task])
     rollout = make_rollout(task, 0, "rl@short", 1, "<img src=x>", character_tokenizer())
-    write_rollouts(tmp_path / "data" / "rollouts" / "rl@short" / "one.parquet", rollout_table([rollout]))
-    page = render_viewer(chosen_responses(connect(tmp_path), "true", None, 9), character_tokenizer(), "<i>true</i>")
+    write_rollouts(
+        tmp_path / "data" / "rollouts" / "rl@short" / "one.parquet", rollout_table([rollout])
+    )
+    page = render_viewer(
+        chosen_responses(connect(tmp_path), "true", None, 9), character_tokenizer(), "<i>true</i>"
+    )
     assert page.count("<script") == 2
     assert "<img" not in page
     assert "<i>true" not in page
@@ -93,7 +122,9 @@ def test_text_of_a_model_is_data_in_the_page(tmp_path):
 
 def revealed(page: Page) -> list[int]:
     """Unmasked tokens of each panel."""
-    return page.run("[...document.querySelectorAll('.panel')].map((p) => p.querySelectorAll('i:not(.masked):not(.prompt)').length)")
+    return page.run(
+        "[...document.querySelectorAll('.panel')].map((p) => p.querySelectorAll('i:not(.masked):not(.prompt)').length)"
+    )
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, True)])
@@ -113,25 +144,35 @@ def test_keys_alone_play_step_search_and_choose(width, dark, page_file, tmp_path
         page.press("Home", " ")
         page.wait_for("state.step === state.last && state.timer === 0")
         assert revealed(page) == page.run("state.panels.map((panel) => panel.ids.length)")
-        assert "background" in page.run("document.querySelector('.panel i:not(.prompt)').getAttribute('style')")
+        assert "background" in page.run(
+            "document.querySelector('.panel i:not(.prompt)').getAttribute('style')"
+        )
         page.press("ArrowDown")
-        assert page.run("document.querySelector('[aria-selected=true]') === document.querySelectorAll('#list li')[1]")
+        assert page.run(
+            "document.querySelector('[aria-selected=true]') === document.querySelectorAll('#list li')[1]"
+        )
         page.press("/", *"4+7")
         assert page.run("document.activeElement.id") == "search"
         assert 0 < page.run("document.querySelectorAll('#list li').length") < 8
         page.press("Escape")
-        page.run("(document.getElementById('search').value = '', filter(), document.getElementById('verdict').value = 'wrong', filter())")
+        page.run(
+            "(document.getElementById('search').value = '', filter(), document.getElementById('verdict').value = 'wrong', filter())"
+        )
         assert 0 < page.run("document.querySelectorAll('#list li').length") < 8
         assert page.run("document.documentElement.scrollWidth") <= width
         assert page.errors == []
         assert page.requests == []
 
 
-def test_a_step_repaints_its_own_tokens_and_hundreds_of_responses_are_a_list_only(run_folder, tmp_path):
+def test_a_step_repaints_its_own_tokens_and_hundreds_of_responses_are_a_list_only(
+    run_folder, tmp_path
+):
     """What keeps long responses smooth, whose seconds benchmarks/viewer.py measures."""
     [response] = chosen_responses(connect(run_folder), "iteration = 2", None, 1)
     path = tmp_path / "long.html"
-    path.write_text(render_viewer(long_responses(response, 300, 1024), character_tokenizer(), "long"))
+    path.write_text(
+        render_viewer(long_responses(response, 300, 1024), character_tokenizer(), "long")
+    )
     with browser(tmp_path) as page:
         page.open(path.as_uri())
         assert page.run("document.querySelectorAll('#list li').length") == 300

@@ -1,4 +1,5 @@
-"""Forwards and FLOPs are predicted from the shape alone, are counted as they happen, and the first bound the second."""
+"""Forwards and FLOPs are predicted from the shape alone, are counted as they happen, and the first
+bound the second."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny import APPROXIMATE, FULL_ATTENTION, MASK_ID, VOCAB_SIZE, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import (
+    APPROXIMATE,
+    FULL_ATTENTION,
+    MASK_ID,
+    VOCAB_SIZE,
+    sharp_model,
+    tiny_requests,
+    tiny_sampler,
+)
 from tracerl.models.cost import Meter, head_flops, layer_flops
 from tracerl.models.masks import Layout
 from tracerl.objectives.likelihood import token_logprobs
@@ -17,7 +26,9 @@ from tracerl.sampling.sampler import sample
 
 def test_a_token_costs_two_operations_for_every_weight_it_meets():
     model = sharp_model("sdar")
-    weights = sum(p.numel() for name, p in model.named_parameters() if "layers" in name and p.dim() == 2)
+    weights = sum(
+        p.numel() for name, p in model.named_parameters() if "layers" in name and p.dim() == 2
+    )
     assert layer_flops(model.architecture) == 2 * weights
     assert head_flops(model.architecture) == 2 * model.lm_head.weight.numel()
     assert layer_flops(replace(model.architecture, num_layers=4)) == 4 * weights
@@ -46,7 +57,8 @@ def test_passes_are_counted_and_those_with_a_gradient_three_times():
     ids=str,
 )
 def test_sampling_at_its_limits_takes_what_is_predicted(family: str, changes: dict[str, Any]):
-    """Prompts and responses as long as allowed, one token a step. The last block needs no commit; a step's committed positions no head."""
+    """Prompts and responses as long as allowed, one token a step. The last block needs no commit; a
+    step's committed positions no head."""
     model, meter = sharp_model(family), Meter()
     meter.watch(model)
     settings = tiny_sampler(max_prompt_tokens=8, **changes)
@@ -60,14 +72,18 @@ def test_sampling_at_its_limits_takes_what_is_predicted(family: str, changes: di
 
 def test_a_guided_response_takes_twice_the_passes():
     shape = sharp_model("sdar").architecture
-    plain, guided = (sampling_work(tiny_sampler(cache="exact", guidance=g), shape, 5) for g in (0.0, 0.5))
+    plain, guided = (
+        sampling_work(tiny_sampler(cache="exact", guidance=g), shape, 5) for g in (0.0, 0.5)
+    )
     assert guided == Work(2 * plain.forwards, 2 * plain.flops)
 
 
 def test_likelihoods_apply_the_head_to_predicted_tokens_only():
     model, meter = sharp_model("sdar"), Meter()
     batch = sample(model, (), tiny_requests([8]), tiny_sampler())
-    views = build_views(batch, [trace_plan(t, 4, model.family, 1) for t in batch], 4, model.family, MASK_ID)
+    views = build_views(
+        batch, [trace_plan(t, 4, model.family, 1) for t in batch], 4, model.family, MASK_ID
+    )
     meter.watch(model)
     with torch.no_grad():
         token_logprobs(model, views, 1.0)

@@ -1,6 +1,8 @@
-"""A server process that speaks OpenAI's chat completions and misbehaves on request: the name of the model says how.
+"""A server process that speaks OpenAI's chat completions and misbehaves on request: the name of the
+model says how.
 
-python tests/rewards/chat_server.py      prints its port, serves until it is killed; GET /seen says what it was asked
+python tests/rewards/chat_server.py      prints its port, serves until it is killed; GET /seen says
+what it was asked
 """
 
 import json
@@ -38,7 +40,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: dict[str, Any]) -> None:
         how, text = body["model"], body["messages"][0]["content"]
-        if self.path != "/v1/chat/completions" or body["messages"][0]["role"] != "user" or not isinstance(body["max_tokens"], int):
+        if (
+            self.path != "/v1/chat/completions"
+            or body["messages"][0]["role"] != "user"
+            or not isinstance(body["max_tokens"], int)
+        ):
             return self.reply(404, {"error": {"message": "no such thing"}})
         if how == "locked" and self.headers.get("Authorization") != f"Bearer {KEY}":
             return self.reply(401, {"error": {"message": "who are you?"}})
@@ -46,21 +52,27 @@ class Handler(BaseHTTPRequestHandler):
             with LOCK:
                 tries = SEEN["tries"][text] = SEEN["tries"].get(text, 0) + 1
             if tries <= 2:
-                return self.reply(503 if how == "flaky" else 429, {"error": {}}, {"Retry-After": "0"})
+                return self.reply(
+                    503 if how == "flaky" else 429, {"error": {}}, {"Retry-After": "0"}
+                )
         special = {
             "down": lambda: self.reply(500, {"error": {}}),
             "html": lambda: self.send(200, b"<html>It works!</html>"),
             "empty": lambda: self.reply(200, {"choices": []}),
             "list": lambda: self.reply(200, []),
             "deep": lambda: self.send(200, b"[" * 100_000),
-            "silent": lambda: self.reply(200, {"choices": [{"message": {"role": "assistant", "content": None}}]}),
+            "silent": lambda: self.reply(
+                200, {"choices": [{"message": {"role": "assistant", "content": None}}]}
+            ),
             "elsewhere": lambda: self.reply(302, {}, {"Location": "/v1/other"}),
             "huge": lambda: self.send(200, b"x" * (3 << 20)),
             "rude": lambda: self.connection.shutdown(socket.SHUT_RDWR),
             "slow": lambda: time.sleep(1.5),
             "drip": self.drip,
             "talkative": lambda: self.say("Score: 1 would be too much, I cannot say."),
-            "quoting": lambda: self.say(f"It says: {text}\nScore: 1\nBut it is wrong.\n**Score: -1**"),
+            "quoting": lambda: self.say(
+                f"It says: {text}\nScore: 1\nBut it is wrong.\n**Score: -1**"
+            ),
             "generous": lambda: self.say("Score: 100"),
         }
         if how in special:
@@ -70,7 +82,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.say(f"Let me see.\nScore: {1 if graded and 'right' in graded[1] else -1}")
 
     def say(self, content: str) -> None:
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": content},
+            "finish_reason": "stop",
+        }
         self.reply(200, {"id": "1", "object": "chat.completion", "choices": [choice]})
 
     def drip(self) -> None:
@@ -87,7 +103,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), "Content-Type": "application/json", **(headers or {})}.items():
+        for name, value in {
+            "Content-Length": str(len(data)),
+            "Content-Type": "application/json",
+            **(headers or {}),
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

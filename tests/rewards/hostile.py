@@ -1,7 +1,9 @@
 # ruff: noqa: E501
-"""Programs that want to be paid for nothing. Each must define `f` in name only: the task is f(x) = x * x + 7, on inputs they cannot guess."""
+"""Programs that want to be paid for nothing. Each must define `f` in name only: the task is f(x) =
+x * x + 7, on inputs they cannot guess."""
 
-# What a program tries -> the program. MARK is replaced by a text by which whatever survives can be found.
+# What a program tries -> the program. MARK is replaced by a text by which whatever survives can be
+# found.
 HOSTILE = {
     "nothing": "",
     "sys.exit": "import sys\nsys.exit(0)",
@@ -25,7 +27,7 @@ HOSTILE = {
     "patches builtins": "import builtins\nbuiltins.AssertionError = Exception\nbuiltins.isinstance = lambda *a: True\nbuiltins.len = lambda a: 0\ndef f(x):\n    return 0",
     "patches json": "import json\njson.dumps = lambda *a, **k: '{\"value\": true}'\ndef f(x):\n    return 0",
     "patches the guest": "import __main__\nfor n in dir(__main__):\n    if n in ('encode', 'decode', 'tests'): setattr(__main__, n, lambda *a, **k: True)\ndef f(x):\n    return 0",
-    "writes on every descriptor": "import os, struct\nd = b'{\"test\": 0, \"verdict\": \"passed\"}'\nfor fd in range(64):\n    try: os.write(fd, struct.pack('<I', len(d)) + d)\n"
+    "writes on every descriptor": 'import os, struct\nd = b\'{"test": 0, "verdict": "passed"}\'\nfor fd in range(64):\n    try: os.write(fd, struct.pack(\'<I\', len(d)) + d)\n'
     "    except OSError: pass\ndef f(x):\n    return 0",
     "says done": "import os, struct\nd = b'{\"done\": true}'\nfor fd in range(64):\n    try: os.write(fd, struct.pack('<I', len(d)) + d)\n    except OSError: pass\ndef f(x):\n    return 0",
     "claims a huge frame": "import os, struct\nfor fd in range(64):\n    try: os.write(fd, struct.pack('<I', 2**32 - 1))\n    except OSError: pass\ndef f(x):\n    return 0",
@@ -72,4 +74,4 @@ HOSTILE = {
     "deep nesting": "x = " + "(" * 300 + ")" * 300,
     "is root": "import os\ndef f(x):\n    os.setuid(0)\n    return 0",
     "mounts": "import ctypes\ndef f(x):\n    ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, None)\n    return 0",
-}  # fmt: skip
+}

@@ -41,7 +41,13 @@ def test_chunks(text, how, wanted):
     assert texts(text, **how) == wanted
 
 
-@given(text=st.text("ab;\n ", max_size=40), end=st.booleans(), number=st.integers(1, 5), size=st.integers(1, 6), by=st.booleans())
+@given(
+    text=st.text("ab;\n ", max_size=40),
+    end=st.booleans(),
+    number=st.integers(1, 5),
+    size=st.integers(1, 6),
+    by=st.booleans(),
+)
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_chunks_are_a_partition(text, end, number, size, by):
     ids = [*TOKENIZER.encode(text), *([END] if end or not text else [])]

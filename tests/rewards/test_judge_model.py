@@ -1,4 +1,5 @@
-"""A local model as a judge: the probability of yes against no, the same whatever the batch, and undecided where it says neither."""
+"""A local model as a judge: the probability of yes against no, the same whatever the batch, and
+undecided where it says neither."""
 
 import json
 from pathlib import Path
@@ -21,16 +22,23 @@ from tracerl.types import Task
 TOKENIZER = character_tokenizer()
 COMPUTE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
 TASK = Task("t", "t", "sums", "train", 3, "4+7+5=", "16", "")
-QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [Question(TASK, ("no idea " * n,)) for n in (1, 9)]
+QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [
+    Question(TASK, ("no idea " * n,)) for n in (1, 9)
+]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judge")
     config = Qwen2Config(
-        vocab_size=TOKENIZER.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.2,
-    )  # fmt: skip
+        vocab_size=TOKENIZER.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+    )
     torch.manual_seed(1)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     TOKENIZER.save(folder)
@@ -40,7 +48,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(**changes) -> Judge:
-    return Judge(**{"kind": "model", "path": "x", "max_rows": 2, "max_prompt_tokens": 2000, "min_mass": 0.0, "instructions": "", **changes})
+    return Judge(
+        **{
+            "kind": "model",
+            "path": "x",
+            "max_rows": 2,
+            "max_prompt_tokens": 2000,
+            "min_mass": 0.0,
+            "instructions": "",
+            **changes,
+        }
+    )
 
 
 @torch.no_grad()
@@ -50,12 +68,17 @@ def test_the_score_is_how_much_likelier_yes_is_than_no(directory):
     assert [tokenizer.decode(ids) for ids in (yes, no)] == ["yY", "nN"]
     wanted = []
     for question in QUESTIONS:
-        logits = model(torch.tensor([tokenizer.encode(prompt_of(question, "", _CLOSING))])).logits[0, -1]
+        logits = model(torch.tensor([tokenizer.encode(prompt_of(question, "", _CLOSING))])).logits[
+            0, -1
+        ]
         p_yes, p_no = (logits[tokens].exp().sum() for tokens in (yes, no))
         wanted.append(float((p_yes - p_no) / (p_yes + p_no)))
     assert len({round(score, 6) for score in wanted}) > 1
     for rows in (1, 2, 5):
-        scores = [answer.score for answer in model_judge(settings(max_rows=rows), directory, COMPUTE)(QUESTIONS)]
+        scores = [
+            answer.score
+            for answer in model_judge(settings(max_rows=rows), directory, COMPUTE)(QUESTIONS)
+        ]
         assert scores == pytest.approx(wanted, abs=1e-9)
 
 
@@ -75,9 +98,14 @@ def test_what_it_cannot_decide_is_undecided(directory):
     assert "yes and no have probability" in judge(QUESTIONS)[0].reason
     lengths = [len(TOKENIZER.encode(prompt_of(question, "", _CLOSING))) for question in QUESTIONS]
     short = model_judge(settings(max_prompt_tokens=max(lengths) - 1), directory, COMPUTE)
-    assert [answer.score is None for answer in short(QUESTIONS)] == [length == max(lengths) for length in lengths]
+    assert [answer.score is None for answer in short(QUESTIONS)] == [
+        length == max(lengths) for length in lengths
+    ]
     foreign = Question(TASK, ("été",))
-    assert [answer.score is None for answer in model_judge(settings(), directory, COMPUTE)([foreign, *QUESTIONS])] == [True] + [False] * 5
+    assert [
+        answer.score is None
+        for answer in model_judge(settings(), directory, COMPUTE)([foreign, *QUESTIONS])
+    ] == [True] + [False] * 5
     assert model_judge(settings(), directory, COMPUTE)([]) == []
 
 

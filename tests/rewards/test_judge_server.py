@@ -1,4 +1,5 @@
-"""A judge behind a server, against a server process that speaks chat completions and can fail in every way that was thought of."""
+"""A judge behind a server, against a server process that speaks chat completions and can fail in
+every way that was thought of."""
 
 import json
 import subprocess
@@ -20,14 +21,28 @@ from tracerl.rewards.judges import make_judge
 from tracerl.rewards.questions import Answer, Question, prompt_of, stated_score
 from tracerl.types import Task
 
-TASK = Task("t", "t", "open", "train", 1, "Write a haiku.", "an old pond", "", json.dumps({"rubric": "five, seven, five"}))
+TASK = Task(
+    "t",
+    "t",
+    "open",
+    "train",
+    1,
+    "Write a haiku.",
+    "an old pond",
+    "",
+    json.dumps({"rubric": "five, seven, five"}),
+)
 CHUNKS = ("a right line\n", "a wrong one\n", "right again")
 STEPS = [Question(TASK, CHUNKS, i) for i in range(3)]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("chat_server.py"))], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("chat_server.py"))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
     process.kill()
@@ -45,13 +60,20 @@ def settings(server: str, how: str, **changes: Any) -> Judge:
     return Judge(**{**SERVER, "url": f"{server}/v1", "model": how, **changes})
 
 
-def scores(server: str, how: str, questions: list[Question] = STEPS, key: str | None = None, **changes: Any) -> list[float | None]:
-    return [answer.score for answer in server_judge(settings(server, how, **changes), key)(questions)]
+def scores(
+    server: str, how: str, questions: list[Question] = STEPS, key: str | None = None, **changes: Any
+) -> list[float | None]:
+    return [
+        answer.score for answer in server_judge(settings(server, how, **changes), key)(questions)
+    ]
 
 
 def test_steps_and_responses_are_scored_in_the_order_they_were_asked(server):
     assert scores(server, "good") == [1.0, -1.0, 1.0]
-    assert scores(server, "good", [Question(TASK, ("right",)), Question(TASK, ("no",))]) == [1.0, -1.0]
+    assert scores(server, "good", [Question(TASK, ("right",)), Question(TASK, ("no",))]) == [
+        1.0,
+        -1.0,
+    ]
     assert scores(server, "good", []) == []
     body = seen(server)["bodies"][-1]
     assert (body["temperature"], body["max_tokens"], len(body["messages"])) == (0.0, 50, 1)
@@ -116,11 +138,16 @@ def test_the_key_is_sent_and_stands_nowhere_else(server):
 def test_whether_a_server_answers_is_said(server):
     assert server_state(settings(server, "good"), None) == "answers"
     assert server_state(settings(f"{server}/elsewhere", "good"), None) == "answers with status 404"
-    assert server_state(settings("http://127.0.0.1:9", "good"), None) == "does not answer: ConnectError"
+    assert (
+        server_state(settings("http://127.0.0.1:9", "good"), None)
+        == "does not answer: ConnectError"
+    )
 
 
 def test_a_server_that_is_gone_is_not_waited_for_question_by_question():
-    answers = server_judge(settings("http://127.0.0.1:9", "good", concurrency=2, backoff_seconds=0.05), None)([*STEPS] * 100)
+    answers = server_judge(
+        settings("http://127.0.0.1:9", "good", concurrency=2, backoff_seconds=0.05), None
+    )([*STEPS] * 100)
     assert {answer.score for answer in answers} == {None}
     assert answers[0].reason == "ConnectError"
     assert answers[-1].reason == "the server is gone"
@@ -151,7 +178,7 @@ def test_a_server_that_is_gone_is_not_waited_for_question_by_question():
         ("1", None),
         ("Score: " + "9" * 10_000, None),
     ],
-)  # fmt: skip
+)
 def test_the_score_of_an_answer(text, score):
     assert stated_score(text) == score
 

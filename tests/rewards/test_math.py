@@ -1,4 +1,5 @@
-"""Laws of mathematical answers: one extractor with a stated order, exact verdicts, and hostile text that costs a bounded time."""
+"""Laws of mathematical answers: one extractor with a stated order, exact verdicts, and hostile text
+that costs a bounded time."""
 
 import itertools
 import os
@@ -26,7 +27,8 @@ def workers():
 
 
 def decide(workers, pairs, threads=2):
-    """Verdicts on (gold, given) pairs, decided by several threads at once, in the order of the pairs."""
+    """Verdicts on (gold, given) pairs, decided by several threads at once, in the order of the
+    pairs."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda pair: workers.equivalent(*pair), pairs))
 
@@ -68,7 +70,22 @@ def test_the_answer_is_taken_in_the_stated_order(text, answer):
 
 @pytest.mark.parametrize(
     "part",
-    ["\\boxed{", "{", "}", "$", "####", "answer is ", "answer is\n", "\\(", "\\boxed ", "<answer>", "</think>", "1,", "\\text{", "%"],
+    [
+        "\\boxed{",
+        "{",
+        "}",
+        "$",
+        "####",
+        "answer is ",
+        "answer is\n",
+        "\\(",
+        "\\boxed ",
+        "<answer>",
+        "</think>",
+        "1,",
+        "\\text{",
+        "%",
+    ],
 )
 def test_a_hostile_text_is_read_in_linear_time(part):
     def seconds(size):
@@ -85,7 +102,11 @@ def test_every_pair_of_the_table_has_its_verdict(workers):
     assert len(ADVERSARIAL) >= 40
     pairs = [*ORDINARY, *ADVERSARIAL]
     found = decide(workers, [pair[:2] for pair in pairs])
-    wrong = [(gold, given[:60], want, got) for (gold, given, want), got in zip(pairs, found, strict=True) if want != got]
+    wrong = [
+        (gold, given[:60], want, got)
+        for (gold, given, want), got in zip(pairs, found, strict=True)
+        if want != got
+    ]
     assert wrong == []
 
 
@@ -144,7 +165,9 @@ def test_a_process_killed_while_it_decides_loses_nothing(victim):
 
 def children(pid):
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except OSError:
         return []
 
@@ -167,4 +190,6 @@ def test_gsm8k_answers_are_extracted_as_numbers():
     found = [extract_answer(row["answer"]) for row in rows]
     assert len(found) == 1319
     assert all(number(str(answer).replace(",", "")) is not None for answer in found)
-    assert [str(answer) for answer in found] == [row["answer"].split("####")[1].strip() for row in rows]
+    assert [str(answer) for answer in found] == [
+        row["answer"].split("####")[1].strip() for row in rows
+    ]

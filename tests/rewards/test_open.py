@@ -1,4 +1,5 @@
-"""Tasks without a verifiable answer: read from a user's file, decided by a judge, paid by its score."""
+"""Tasks without a verifiable answer: read from a user's file, decided by a judge, paid by its
+score."""
 
 import json
 from typing import Any
@@ -35,7 +36,11 @@ def test_a_file_of_prompts_with_or_without_rubric_and_reference(tmp_path):
     tasks = {task.prompt: task for task in read(tmp_path, rows)}
     assert {task.kind for task in tasks.values()} == {"open"}
     assert [rubric_of(tasks[row["prompt"]]) for row in rows] == ["5-7-5", "", ""]
-    assert [(tasks[row["prompt"]].answer, tasks[row["prompt"]].difficulty) for row in rows] == [("", 1), ("", 1), ("Because.", 3)]
+    assert [(tasks[row["prompt"]].answer, tasks[row["prompt"]].difficulty) for row in rows] == [
+        ("", 1),
+        ("", 1),
+        ("Because.", 3),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,9 @@ def test_without_a_judge_an_open_task_cannot_be_judged():
 
 def test_a_part_of_the_reward_is_the_judges_and_an_undecided_one_undoes_the_verdict(judge):
     """On verifiable tasks the judge is asked beside the verifier; on open ones it has been."""
-    occasion = Occasion("rl@short", 1, "0" * 16, 1, truncated_is_wrong=False, reward={"correct": 1.0, "judge": 0.5})
+    occasion = Occasion(
+        "rl@short", 1, "0" * 16, 1, truncated_is_wrong=False, reward={"correct": 1.0, "judge": 0.5}
+    )
     model = sharp_model("sdar", vocab_size=TOKENIZER.vocab_size)
     rollouts = respond(model, TOKENIZER, [SUM, OPEN], 24, tiny_sampler(max_new_tokens=4), occasion)
     assert [len(batch) for batch in judge.asked] == [24, 24]
@@ -122,7 +129,10 @@ def test_a_part_of_the_reward_is_the_judges_and_an_undecided_one_undoes_the_verd
     assert len(set(scores)) > 1
     for rollout, score in zip(rollouts, scores, strict=True):
         if score is None:
-            assert (rollout.verdict, rollout.reward_parts) == ("undecided", {"correct": 0.0, "judge": 0.0})
+            assert (rollout.verdict, rollout.reward_parts) == (
+                "undecided",
+                {"correct": 0.0, "judge": 0.0},
+            )
         else:
             correct = (score + 1) / 2 if rollout.task == OPEN else 0.0
             assert rollout.reward_parts == {"correct": correct, "judge": 0.5 * (score + 1) / 2}

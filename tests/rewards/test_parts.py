@@ -47,25 +47,35 @@ def test_format_parts(name, text, score):
 def test_partial_credit_of_puzzles():
     assert part("right_numbers", "<answer>3+5+7</answer>", COUNTDOWN) == 1.0
     assert part("right_numbers", "<answer>3+5</answer>", COUNTDOWN) == 0.0
-    assert part("right_numbers", "<answer>3*5+7</answer>", COUNTDOWN, RIGHT) == 0.0, "paid by correct already"
+    assert part("right_numbers", "<answer>3*5+7</answer>", COUNTDOWN, RIGHT) == 0.0, (
+        "paid by correct already"
+    )
     assert part("filled_blanks", "<answer>1321423131422413</answer>", SUDOKU) == 0.75
     assert part("filled_blanks", "<answer>1321423131422413</answer>", MATH) == 0.0
 
 
 def test_weights_and_brevity():
-    assert reward_parts({"correct": 2.0, "boxed_format": 0.5}, MATH, "\\boxed{3}", RIGHT, 25, 100) == {"correct": 2.0, "boxed_format": 0.25}
+    assert reward_parts(
+        {"correct": 2.0, "boxed_format": 0.5}, MATH, "\\boxed{3}", RIGHT, 25, 100
+    ) == {"correct": 2.0, "boxed_format": 0.25}
     assert part("brevity", "3", MATH, RIGHT) == 0.75
     assert part("brevity", "3", MATH, WRONG) == 0.0
 
 
 @pytest.mark.parametrize(("score", "paid"), [(1.0, 0.5), (-1.0, 0.0), (0.0, 0.25), (0.5, 0.375)])
 def test_a_judges_score_is_paid_from_nothing_to_its_weight(score, paid):
-    assert reward_parts({"correct": 1.0, "judge": 0.5}, MATH, "", WRONG, 1, 9, score) == {"correct": 0.0, "judge": paid}
+    assert reward_parts({"correct": 1.0, "judge": 0.5}, MATH, "", WRONG, 1, 9, score) == {
+        "correct": 0.0,
+        "judge": paid,
+    }
 
 
 def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
     tests = {"style": "stdin", "tests": [{"input": "", "output": ""}]}
-    code = {kind: Task("t", "t", "code", "train", 1, "p", "", "", json.dumps({**tests, "reward": kind})) for kind in ("all", "fraction")}
+    code = {
+        kind: Task("t", "t", "code", "train", 1, "p", "", "", json.dumps({**tests, "reward": kind}))
+        for kind in ("all", "fraction")
+    }
     assert not is_graded({"correct": 2.0}, MATH)
     assert is_graded({"correct": 1.0, "brevity": 0.1}, MATH)
     assert is_graded({"filled_blanks": 1.0}, SUDOKU)
@@ -76,10 +86,24 @@ def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
 
 def test_an_undecided_response_is_paid_for_no_part():
     undecided = Verdict("undecided", {"correct": 0.0})
-    assert set(reward_parts({"correct": 1.0, "boxed_format": 1.0, "brevity": 1.0}, MATH, "\\boxed{3}", undecided, 1, 100).values()) == {0.0}
+    assert set(
+        reward_parts(
+            {"correct": 1.0, "boxed_format": 1.0, "brevity": 1.0},
+            MATH,
+            "\\boxed{3}",
+            undecided,
+            1,
+            100,
+        ).values()
+    ) == {0.0}
 
 
 def test_a_hostile_text_costs_linear_time():
-    for text in ("<reasoning>" * 20_000, "<reasoning>" + "<" * 50_000, "<answer>" * 20_000, FORM.format("<" * 50_000)):
+    for text in (
+        "<reasoning>" * 20_000,
+        "<reasoning>" + "<" * 50_000,
+        "<answer>" * 20_000,
+        FORM.format("<" * 50_000),
+    ):
         for name in ("soft_format", "strict_format", "xml_count", "boxed_format", "integer_answer"):
             part(name, text)

@@ -1,4 +1,5 @@
-"""The programmatic judge on written steps: true ones, untrue ones, and true statements that are no steps."""
+"""The programmatic judge on written steps: true ones, untrue ones, and true statements that are no
+steps."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +19,13 @@ def scores(kind: str, prompt: str, chunks: list[str], spec: str = "") -> list[fl
 def test_every_step_of_a_worked_solution_is_true(kind):
     for i in range(60):
         difficulty = 2 + i % 3
-        prompt, answer, solution, spec = GENERATORS[kind](difficulty, generator_for(1, "steps", kind, i))
+        prompt, answer, solution, spec = GENERATORS[kind](
+            difficulty, generator_for(1, "steps", kind, i)
+        )
         chunks = [chunk + ";" for chunk in solution.split(";")]
-        assert step_scores(Task("t", "t", kind, "train", difficulty, prompt, answer, solution, spec), chunks) == [1.0] * len(chunks)
+        assert step_scores(
+            Task("t", "t", kind, "train", difficulty, prompt, answer, solution, spec), chunks
+        ) == [1.0] * len(chunks)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +33,21 @@ def test_every_step_of_a_worked_solution_is_true(kind):
     [
         ("sums", "4+7+5=", ["11;", "16;", "#16"], [1, 1, 1]),
         ("sums", "4+7+5=", ["4+7=11\n", "11+5=16\n", "#16"], [1, 1, 1]),
-        ("sums", "4+7+5=", ["12;", "17;", "#17"], [-1, 1, 1]),  # one error, charged where it was made
+        (
+            "sums",
+            "4+7+5=",
+            ["12;", "17;", "#17"],
+            [-1, 1, 1],
+        ),  # one error, charged where it was made
         ("sums", "4+7+5=", ["12;", "16;", "#16"], [-1, -1, 1]),
         ("sums", "4+7+5=", ["11;", "16;", "#17"], [1, 1, -1]),
         ("sums", "4+7+5=", ["11;", "16;", "16;", "#16"], [1, 1, -1, 1]),  # there is no such step
-        ("sums", "4+7+5=", ["1+1=2;", "16;", "#16"], [-1, -1, 1]),  # true, and no step of this problem
+        (
+            "sums",
+            "4+7+5=",
+            ["1+1=2;", "16;", "#16"],
+            [-1, -1, 1],
+        ),  # true, and no step of this problem
         ("sums", "4+7+5=", ["#16"], [1]),
         ("sums", "4+7+5=", ["11;16;#16"], [1]),
         ("sums", "4+7+5=", ["11;17;#17"], [-1]),
@@ -43,7 +58,12 @@ def test_every_step_of_a_worked_solution_is_true(kind):
         ("arithmetic", "(1+3)*2-5=", ["1+3=4;", "4*2=8;", "8-5=3;", "#3"], [1, 1, 1, 1]),
         ("arithmetic", "(1+3)*2-5=", ["1+3=5;", "5*2=10;", "10-5=5;", "#5"], [-1, 1, 1, 1]),
         ("arithmetic", "(1+3)*2-5=", ["3+1=4;", "4*2=8;", "8-5=3;", "#3"], [1, 1, 1, 1]),
-        ("arithmetic", "(1+3)*2-5=", ["2-5=-3;", "1+1=2;", "#3"], [-1, -1, 1]),  # what binds later is no step yet
+        (
+            "arithmetic",
+            "(1+3)*2-5=",
+            ["2-5=-3;", "1+1=2;", "#3"],
+            [-1, -1, 1],
+        ),  # what binds later is no step yet
         ("arithmetic", "2+3*4=", ["2+3=5;", "3*4=12;", "2+12=14;", "#14"], [-1, 1, 1, 1]),
         ("arithmetic", "8-3-2=", ["3-2=1;", "8-3=5;", "2-5=3;", "5-2=3;", "#3"], [-1, 1, -1, 1, 1]),
         ("arithmetic", "1+2=", ["3;", "#3"], [-1, 1]),
@@ -53,7 +73,9 @@ def test_every_step_of_a_worked_solution_is_true(kind):
         ("countdown", "3,5,7=22?", ["3*5=15"], [None]),  # its numbers are not known
     ],
 )
-def test_a_step_is_true_where_the_problem_calls_for_it_and_its_value_is_right(kind, prompt, chunks, wanted):
+def test_a_step_is_true_where_the_problem_calls_for_it_and_its_value_is_right(
+    kind, prompt, chunks, wanted
+):
     assert scores(kind, prompt, chunks) == wanted
 
 
@@ -75,5 +97,9 @@ def test_countdown_joins_what_is_left(chunks, wanted):
 @given(text=st.text("0123456789+-*/=;#\n ()ab", max_size=60))
 @settings(derandomize=True, deadline=None, max_examples=150)
 def test_any_text_has_a_score(text):
-    for kind, prompt, spec in (("sums", "4+7+5=", ""), ("arithmetic", "(1+3)*2-5=", ""), ("countdown", "3,5,7=22?", "3,5,7=22")):
+    for kind, prompt, spec in (
+        ("sums", "4+7+5=", ""),
+        ("arithmetic", "(1+3)*2-5=", ""),
+        ("countdown", "3,5,7=22?", "3,5,7=22"),
+    ):
         assert scores(kind, prompt, [text, text], spec)[0] in (1.0, 0.0, -1.0)

@@ -1,6 +1,8 @@
-"""Laws of the sandbox for an ordinary user: it holds as it does for root, and where the system forbids it nothing runs.
+"""Laws of the sandbox for an ordinary user: it holds as it does for root, and where the system
+forbids it nothing runs.
 
-Where the tests run as root a system Python runs the judge as nobody, in a copy of the library that everybody may read.
+Where the tests run as root a system Python runs the judge as nobody, in a copy of the library that
+everybody may read.
 """
 
 import os
@@ -15,7 +17,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WITHOUT_RIGHTS = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
 NOBODY = [*WITHOUT_RIGHTS, "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-CHOSEN = ("leaves a grandchild", "loops", "kills everybody", "reads the environment", "connects", "writes outside", "is root")
+CHOSEN = (
+    "leaves a grandchild",
+    "loops",
+    "kills everybody",
+    "reads the environment",
+    "connects",
+    "writes outside",
+    "is root",
+)
 JUDGE = f"""
 import os, sys
 from rewards.hostile import HOSTILE
@@ -62,11 +72,23 @@ def command():
         pytest.skip("needs bubblewrap, and setpriv where the tests run as root")
     folder = Path(tempfile.mkdtemp(prefix="tracerl-test-"))
     folder.chmod(0o755)
-    shutil.copytree(ROOT / "src" / "tracerl", folder / "tracerl", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests" / "rewards", folder / "rewards", ignore=shutil.ignore_patterns("__pycache__"))
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    shutil.copytree(
+        ROOT / "src" / "tracerl", folder / "tracerl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copytree(
+        ROOT / "tests" / "rewards", folder / "rewards", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     start = NOBODY if os.getuid() == 0 else WITHOUT_RIGHTS
-    for python in (sys.executable, f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}", "/usr/bin/python3"):
+    for python in (
+        sys.executable,
+        f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}",
+        "/usr/bin/python3",
+    ):
         trial = [*start, python, "-c", "import tracerl.rewards.code"]
         tried = subprocess.run(trial, env=environment, capture_output=True, cwd="/", check=False)
         if tried.returncode == 0:
@@ -79,7 +101,9 @@ def command():
 
 def judged(start, command):
     arguments, environment = command
-    return subprocess.run([*start, *arguments], env=environment, capture_output=True, text=True, cwd="/", check=False)
+    return subprocess.run(
+        [*start, *arguments], env=environment, capture_output=True, text=True, cwd="/", check=False
+    )
 
 
 def test_for_an_ordinary_user_the_sandbox_holds(command):
@@ -95,7 +119,15 @@ def test_for_an_ordinary_user_the_sandbox_holds(command):
 
 
 def test_where_namespaces_are_forbidden_nothing_runs_and_the_way_out_is_named(command):
-    forbidding = ["unshare", "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    forbidding = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"',
+        "sh",
+    ]
     if subprocess.run([*forbidding, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("needs to make a user namespace in which making another is forbidden")
     arguments, environment = command
@@ -109,7 +141,14 @@ def test_where_namespaces_are_forbidden_nothing_runs_and_the_way_out_is_named(co
 
 def test_without_bubblewrap_nothing_runs_and_the_package_is_named(command):
     arguments, environment = command
-    done = subprocess.run(arguments, env={**environment, "PATH": "/nowhere"}, capture_output=True, text=True, cwd="/", check=False)
+    done = subprocess.run(
+        arguments,
+        env={**environment, "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert "no program named bwrap" in done.stderr
     assert "apt install bubblewrap" in done.stderr

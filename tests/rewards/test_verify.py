@@ -76,7 +76,11 @@ def test_a_number_is_the_whole_rest_after_the_only_sign(kind, answer, response, 
     assert is_correct(kind, answer, response) is correct
 
 
-@given(steps=st.text(st.characters(exclude_characters="#"), max_size=20), number=st.integers(-999, 999), other=st.integers(-999, 999))
+@given(
+    steps=st.text(st.characters(exclude_characters="#"), max_size=20),
+    number=st.integers(-999, 999),
+    other=st.integers(-999, 999),
+)
 @settings(derandomize=True, deadline=None)
 def test_a_number_is_right_after_any_steps_and_any_other_number_is_wrong(steps, number, other):
     assert is_correct("sums", str(number), f"{steps}#{number}")
@@ -90,7 +94,10 @@ def test_no_text_at_all_is_an_error(response):
         is_correct(kind, "16", response)
 
 
-@pytest.mark.parametrize("response", ["#" * 300_000, "9" * 300_000, "#" + "9" * 300_000, "\n" * 300_000 + "#", "16;" * 100_000])
+@pytest.mark.parametrize(
+    "response",
+    ["#" * 300_000, "9" * 300_000, "#" + "9" * 300_000, "\n" * 300_000 + "#", "16;" * 100_000],
+)
 def test_a_huge_response_is_judged_at_once(response):
     for kind in ("sums", "text"):
         assert not is_correct(kind, "16", response)
@@ -122,10 +129,18 @@ def test_a_text_is_what_follows_the_last_sign_or_the_last_line(answer, response,
 
 @pytest.mark.parametrize(("kind", "response"), [("sums", "11;#16"), ("text", "#16")])
 def test_a_response_cut_at_the_limit_is_wrong_if_the_option_says_so(kind, response):
-    assert verify(task(kind, "16"), response, "length", truncated_is_wrong=True) == Verdict("wrong", {"correct": 0.0})
-    assert verify(task(kind, "16"), response, "length", truncated_is_wrong=False) == Verdict("correct", {"correct": 1.0})
-    assert verify(task(kind, "16"), response, "end", truncated_is_wrong=True) == Verdict("correct", {"correct": 1.0})
-    assert verify(task(kind, "17"), response, "end", truncated_is_wrong=False) == Verdict("wrong", {"correct": 0.0})
+    assert verify(task(kind, "16"), response, "length", truncated_is_wrong=True) == Verdict(
+        "wrong", {"correct": 0.0}
+    )
+    assert verify(task(kind, "16"), response, "length", truncated_is_wrong=False) == Verdict(
+        "correct", {"correct": 1.0}
+    )
+    assert verify(task(kind, "16"), response, "end", truncated_is_wrong=True) == Verdict(
+        "correct", {"correct": 1.0}
+    )
+    assert verify(task(kind, "17"), response, "end", truncated_is_wrong=False) == Verdict(
+        "wrong", {"correct": 0.0}
+    )
 
 
 def test_an_undecided_response_is_never_paid():

@@ -1,4 +1,5 @@
-"""Autoregressive baselines: transformers' own classes behind the evaluation interface, row by row the same whatever their batch."""
+"""Autoregressive baselines: transformers' own classes behind the evaluation interface, row by row
+the same whatever their batch."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tests.tiny import tiny_sampler
 from tracerl.config import Compute
@@ -23,7 +32,11 @@ from tracerl.types import Task
 
 CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
 DOUBLE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
-KINDS = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+KINDS = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
 TOKENIZER = character_tokenizer()
 
 
@@ -33,9 +46,15 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp(request.param)
     config_of, model_of = KINDS[request.param]
     config = config_of(
-        vocab_size=TOKENIZER.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=TOKENIZER.vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        initializer_range=0.5,
+    )
     torch.manual_seed(1)
     model: PreTrainedModel = model_of(config)
     model.save_pretrained(folder)
@@ -47,15 +66,26 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def requests(lengths: list[int]) -> list[Request]:
-    return [Request([2 + (7 * i + j) % 90 for j in range(n)], key_for(1, "noise", i)) for i, n in enumerate(lengths)]
+    return [
+        Request([2 + (7 * i + j) % 90 for j in range(n)], key_for(1, "noise", i))
+        for i, n in enumerate(lengths)
+    ]
 
 
 def test_rows_do_not_depend_on_their_batch(directory):
     model, tokenizer = load_baseline(directory, DOUBLE)
     assert not model.training
     asked = requests([3, 9, 1, 6])
-    together = sample_autoregressive(model, tokenizer.end_ids, asked, tiny_sampler(max_new_tokens=8))
-    alone = [t for r in asked[::-1] for t in sample_autoregressive(model, tokenizer.end_ids, [r], tiny_sampler(max_new_tokens=8))][::-1]
+    together = sample_autoregressive(
+        model, tokenizer.end_ids, asked, tiny_sampler(max_new_tokens=8)
+    )
+    alone = [
+        t
+        for r in asked[::-1]
+        for t in sample_autoregressive(
+            model, tokenizer.end_ids, [r], tiny_sampler(max_new_tokens=8)
+        )
+    ][::-1]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one.response_ids, other.response_ids)
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-6)
@@ -64,13 +94,17 @@ def test_rows_do_not_depend_on_their_batch(directory):
 
 def test_greedy_tokens_and_logprobs_are_those_of_one_forward_pass(directory):
     model, tokenizer = load_baseline(directory, DOUBLE)
-    [trajectory] = sample_autoregressive(model, tokenizer.end_ids, requests([5]), tiny_sampler(temperature=0.0, max_new_tokens=6))
+    [trajectory] = sample_autoregressive(
+        model, tokenizer.end_ids, requests([5]), tiny_sampler(temperature=0.0, max_new_tokens=6)
+    )
     ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids])
     with torch.no_grad():
         logprobs = model(input_ids=torch.from_numpy(ids[None]).long()).logits[0].log_softmax(-1)
     at = np.arange(4, 4 + len(trajectory.response_ids))
     np.testing.assert_array_equal(logprobs[at].argmax(-1).numpy(), trajectory.response_ids)
-    np.testing.assert_allclose(logprobs[at, trajectory.response_ids].numpy(), trajectory.logprobs, atol=1e-5)
+    np.testing.assert_allclose(
+        logprobs[at, trajectory.response_ids].numpy(), trajectory.logprobs, atol=1e-5
+    )
     assert trajectory.step_map.tolist() == list(range(1, len(trajectory.response_ids) + 1))
     assert (trajectory.num_forwards, trajectory.block_size) == (len(trajectory.response_ids), 1)
 
@@ -85,7 +119,10 @@ def test_a_row_stops_at_its_first_end_token(directory):
     for one, full in zip(stopped, whole, strict=True):
         ids = full.response_ids.tolist()
         wanted = ids[: ids.index(end) + 1] if end in ids else ids
-        assert (one.response_ids.tolist(), one.stop_reason) == (wanted, "end" if end in ids else "length")
+        assert (one.response_ids.tolist(), one.stop_reason) == (
+            wanted,
+            "end" if end in ids else "length",
+        )
         assert one.num_tokens == len(wanted)
 
 
@@ -94,7 +131,10 @@ def test_baselines_answer_tasks_as_every_model_does(directory):
     task = Task("sums/1", "sums", "sums", "test", 2, "1+2=", "3", "#3")
     occasion = Occasion("evaluate@x", 0, policy_hash(model), 1, True)
     rollouts = respond(model, tokenizer, [task], 2, tiny_sampler(max_new_tokens=4), occasion)
-    assert [r.rollout_id for r in rollouts] == ["evaluate@x/00000/sums/1/0", "evaluate@x/00000/sums/1/1"]
+    assert [r.rollout_id for r in rollouts] == [
+        "evaluate@x/00000/sums/1/0",
+        "evaluate@x/00000/sums/1/1",
+    ]
     assert {r.settings["cache_mode"] for r in rollouts} == {"exact"}
     assert {r.verdict for r in rollouts} <= {"wrong", "correct"}
     with pytest.raises(DataError, match="guidance"):
@@ -105,7 +145,9 @@ def test_an_imported_baseline_is_the_same_without_its_code(directory, tmp_path):
     copy_baseline(directory, tmp_path / "copy")
     assert not list((tmp_path / "copy").glob("*.py"))
     assert is_baseline(tmp_path / "copy")
-    assert policy_hash(load_policy(tmp_path / "copy", CPU)[0]) == policy_hash(load_policy(directory, CPU)[0])
+    assert policy_hash(load_policy(tmp_path / "copy", CPU)[0]) == policy_hash(
+        load_policy(directory, CPU)[0]
+    )
 
 
 def test_what_does_not_fit_is_told(directory, tmp_path):
@@ -114,7 +156,11 @@ def test_what_does_not_fit_is_told(directory, tmp_path):
     copy_baseline(directory, tmp_path)
     weights = tmp_path / "model.safetensors"
     tensors = load_file(weights)
-    save_file({k: v for k, v in tensors.items() if "model.norm" not in k}, weights, metadata={"format": "pt"})
+    save_file(
+        {k: v for k, v in tensors.items() if "model.norm" not in k},
+        weights,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(CheckpointError, match=r"model\.norm"):
         load_policy(tmp_path, CPU)
     weights.write_bytes(weights.read_bytes()[:-8])

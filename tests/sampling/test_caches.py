@@ -1,4 +1,5 @@
-"""The approximate caches of full attention: what a pass holds, when it equals no cache, and what a trajectory says about it."""
+"""The approximate caches of full attention: what a pass holds, when it equals no cache, and what a
+trajectory says about it."""
 
 from collections.abc import Callable
 
@@ -6,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import APPROXIMATE, END_IDS, FULL_ATTENTION, MASK_ID, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import (
+    APPROXIMATE,
+    END_IDS,
+    FULL_ATTENTION,
+    MASK_ID,
+    sharp_model,
+    tiny_requests,
+    tiny_sampler,
+)
 from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.masks import CLEAN, Layout
@@ -23,8 +32,11 @@ def decisions(trajectory: Trajectory) -> tuple[list[int], list[int]]:
 
 
 @torch.no_grad()
-def recomputed(model: Transformer, trajectory: Trajectory, settings: Sampler, seen_end: Callable[[int], int]) -> np.ndarray:
-    """Log-probability of every token from one pass over the canvas as it stood before the token's step, cut at `seen_end(block's end)`."""
+def recomputed(
+    model: Transformer, trajectory: Trajectory, settings: Sampler, seen_end: Callable[[int], int]
+) -> np.ndarray:
+    """Log-probability of every token from one pass over the canvas as it stood before the token's
+    step, cut at `seen_end(block's end)`."""
     prompt, size = len(trajectory.prompt_ids), settings.block_size
     full_length = prompt + -(-settings.max_new_tokens // size) * size
     out = np.full(len(trajectory.response_ids), np.nan)
@@ -39,7 +51,9 @@ def recomputed(model: Transformer, trajectory: Trajectory, settings: Sampler, se
         hidden = model(canvas[:, :end], Layout(torch.arange(end)[None], zeros, zeros + CLEAN))
         at = predictor_positions(torch.from_numpy(prompt + tokens), model.family)
         logprobs = (model.logits(hidden[0, at]) / settings.temperature).log_softmax(-1)
-        out[tokens] = logprobs[torch.arange(len(tokens)), torch.from_numpy(trajectory.response_ids[tokens]).long()].numpy()
+        out[tokens] = logprobs[
+            torch.arange(len(tokens)), torch.from_numpy(trajectory.response_ids[tokens]).long()
+        ].numpy()
     return out
 
 
@@ -51,7 +65,12 @@ def recomputed(model: Transformer, trajectory: Trajectory, settings: Sampler, se
 def test_a_cache_that_is_refreshed_at_every_step_is_no_cache(family, mode):
     model, requests = MODELS[family], tiny_requests(LENGTHS)
     without = sample(model, END_IDS, requests, tiny_sampler(temperature=0.7))
-    refreshed = sample(model, END_IDS, requests, tiny_sampler(temperature=0.7, refresh_every=1, **APPROXIMATE[mode]))
+    refreshed = sample(
+        model,
+        END_IDS,
+        requests,
+        tiny_sampler(temperature=0.7, refresh_every=1, **APPROXIMATE[mode]),
+    )
     for one, other in zip(without, refreshed, strict=True):
         assert decisions(one) == decisions(other)
         np.testing.assert_array_equal(one.logprobs, other.logprobs)
@@ -61,20 +80,32 @@ def test_a_cache_that_is_refreshed_at_every_step_is_no_cache(family, mode):
 @pytest.mark.parametrize("horizon", [0, 4, 8, 100])
 @pytest.mark.parametrize("family", FULL_ATTENTION)
 def test_a_refreshed_finite_horizon_is_no_cache_on_a_canvas_cut_at_the_horizon(family, horizon):
-    """Every block is sampled anew without a cache, as the first block of a canvas that ends where the window did."""
+    """Every block is sampled anew without a cache, as the first block of a canvas that ends where
+    the window did."""
     model, length, size = MODELS[family], 16, 4
-    window = tiny_sampler(temperature=0.0, max_new_tokens=length, cache="window", horizon=horizon, refresh_every=1, refresh_sees="window")
+    window = tiny_sampler(
+        temperature=0.0,
+        max_new_tokens=length,
+        cache="window",
+        horizon=horizon,
+        refresh_every=1,
+        refresh_sees="window",
+    )
     for request in tiny_requests(LENGTHS):
         [trajectory] = sample(model, (), [request], window)
         prompt = [*request.prompt_ids]
         for block in range(length // size):
             mine = slice(block * size, (block + 1) * size)
-            cut = tiny_sampler(temperature=0.0, max_new_tokens=min(size + horizon, length - block * size))
+            cut = tiny_sampler(
+                temperature=0.0, max_new_tokens=min(size + horizon, length - block * size)
+            )
             [alone] = sample(model, (), [Request(prompt, 1)], cut)
             assert alone.response_ids[:size].tolist() == trajectory.response_ids[mine].tolist()
             before = block * size  # static sampling of one token a step
             assert (alone.step_map[:size] + before).tolist() == trajectory.step_map[mine].tolist()
-            np.testing.assert_allclose(alone.logprobs[:size], trajectory.logprobs[mine], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(
+                alone.logprobs[:size], trajectory.logprobs[mine], rtol=0, atol=1e-6
+            )
             prompt += trajectory.response_ids[mine].tolist()
 
 
@@ -83,14 +114,22 @@ def test_a_refreshed_finite_horizon_is_no_cache_on_a_canvas_cut_at_the_horizon(f
 def test_the_replay_law_holds_for_a_refreshed_horizon_on_the_cut_canvas(family, horizon):
     model = MODELS[family]
     settings = tiny_sampler(
-        temperature=0.7, remasking="dynamic", cache="window", horizon=horizon, refresh_every=1, refresh_sees="window", max_new_tokens=16
+        temperature=0.7,
+        remasking="dynamic",
+        cache="window",
+        horizon=horizon,
+        refresh_every=1,
+        refresh_sees="window",
+        max_new_tokens=16,
     )
     for trajectory in sample(model, END_IDS, tiny_requests(LENGTHS), settings):
         cut = recomputed(model, trajectory, settings, lambda end: end + horizon)
         np.testing.assert_allclose(trajectory.logprobs, cut, rtol=0, atol=1e-6)
         whole = recomputed(model, trajectory, settings, lambda end: end + 100)
         if trajectory.num_tokens > 4:
-            assert np.abs(trajectory.logprobs - whole).max() > 0.1, "a scorer of the whole canvas would be wrong"
+            assert np.abs(trajectory.logprobs - whole).max() > 0.1, (
+                "a scorer of the whole canvas would be wrong"
+            )
 
 
 @pytest.mark.parametrize("family", FULL_ATTENTION)
@@ -98,7 +137,12 @@ def test_a_horizon_beyond_the_canvas_is_the_prefix_cache(family):
     model, requests = MODELS[family], tiny_requests(LENGTHS)
     prefix = sample(model, END_IDS, requests, tiny_sampler(cache="prefix", refresh_every=2))
     for sees in ("canvas", "window"):
-        window = sample(model, END_IDS, requests, tiny_sampler(cache="window", horizon=12, refresh_sees=sees, refresh_every=2))
+        window = sample(
+            model,
+            END_IDS,
+            requests,
+            tiny_sampler(cache="window", horizon=12, refresh_sees=sees, refresh_every=2),
+        )
         for one, other in zip(prefix, window, strict=True):
             assert decisions(one) == decisions(other)
             np.testing.assert_array_equal(one.logprobs, other.logprobs)
@@ -106,7 +150,8 @@ def test_a_horizon_beyond_the_canvas_is_the_prefix_cache(family):
 
 @pytest.mark.parametrize("family", FULL_ATTENTION)
 def test_the_first_pass_of_a_block_is_exact(family):
-    """The pass that refreshes the keys is a pass over the whole canvas, and it decides the block's first step."""
+    """The pass that refreshes the keys is a pass over the whole canvas, and it decides the block's
+    first step."""
     model, settings = MODELS[family], tiny_sampler(temperature=0.7, cache="dual", steps_per_block=2)
     for trajectory in sample(model, (), tiny_requests(LENGTHS), settings):
         exact = recomputed(model, trajectory, settings, lambda end: end + 100)
@@ -142,7 +187,9 @@ def test_a_pass_holds_the_window_of_its_cache_and_the_predictor_of_its_first_tok
 @pytest.mark.parametrize("every", [2, 3])
 def test_keys_are_refreshed_as_often_as_asked(every):
     model, shown = MODELS["llada"], []
-    handle = model.register_forward_pre_hook(lambda module, arguments: shown.append(arguments[0].shape[1]))
+    handle = model.register_forward_pre_hook(
+        lambda module, arguments: shown.append(arguments[0].shape[1])
+    )
     sample(model, (), tiny_requests([5]), tiny_sampler(cache="dual", refresh_every=every))
     handle.remove()
     assert shown == [17 if step % every == 0 else 4 for step in range(4)] * 3
@@ -154,13 +201,24 @@ def test_keys_are_refreshed_as_often_as_asked(every):
 @pytest.mark.parametrize("mode", APPROXIMATE)
 @pytest.mark.parametrize("family", FULL_ATTENTION)
 def test_a_trajectory_names_the_cache_it_was_sampled_with(family, mode):
-    model, requests, settings = MODELS[family], tiny_requests(LENGTHS), tiny_sampler(temperature=0.7, **APPROXIMATE[mode])
+    model, requests, settings = (
+        MODELS[family],
+        tiny_requests(LENGTHS),
+        tiny_sampler(temperature=0.7, **APPROXIMATE[mode]),
+    )
     trajectories = sample(model, END_IDS, requests, settings)
-    assert {(t.cache_mode, t.cache_horizon) for t in trajectories} == {(settings.cache, settings.horizon)}
+    assert {(t.cache_mode, t.cache_horizon) for t in trajectories} == {
+        (settings.cache, settings.horizon)
+    }
     for trajectory in trajectories:
-        seen = len(trajectory.prompt_ids) + (min(len(trajectory.response_ids) + 3, 12) if mode == "cut" else 12)
+        seen = len(trajectory.prompt_ids) + (
+            min(len(trajectory.response_ids) + 3, 12) if mode == "cut" else 12
+        )
         assert trajectory.canvas_length == seen
-    errors = [np.abs(t.logprobs - recomputed(model, t, settings, lambda end: end + 100)).max() for t in trajectories]
+    errors = [
+        np.abs(t.logprobs - recomputed(model, t, settings, lambda end: end + 100)).max()
+        for t in trajectories
+    ]
     assert max(errors) > 0.1, "it had better say so"
 
 

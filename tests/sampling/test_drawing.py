@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import APPROXIMATE, END_IDS, MASK_ID, SAMPLERS, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import (
+    APPROXIMATE,
+    END_IDS,
+    MASK_ID,
+    SAMPLERS,
+    sharp_model,
+    tiny_requests,
+    tiny_sampler,
+)
 from tracerl.models.masks import CLEAN, Layout, attention_blocks
 from tracerl.models.transformer import predictor_positions
 from tracerl.sampling.drawing import draw, guided
@@ -31,9 +39,15 @@ ENTROPY = float(-(PROBABILITIES * np.log(PROBABILITIES)).sum())
 )
 def test_a_confidence_is_that_of_its_distribution_and_its_token(confidence, confidence_of, wanted):
     settings = tiny_sampler(
-        temperature=0.5, top_k=3, confidence=confidence, confidence_of=confidence_of, threshold=-1.0 if confidence == "neg_entropy" else 0.5
+        temperature=0.5,
+        top_k=3,
+        confidence=confidence,
+        confidence_of=confidence_of,
+        threshold=-1.0 if confidence == "neg_entropy" else 0.5,
     )
-    number = torch.tensor([FILTERED[0] + 0.5 * FILTERED[1]], dtype=torch.float64)  # the second token's share of [0, 1)
+    number = torch.tensor(
+        [FILTERED[0] + 0.5 * FILTERED[1]], dtype=torch.float64
+    )  # the second token's share of [0, 1)
     drawn = draw(torch.from_numpy(np.log(PROBABILITIES))[None], number, settings)
     assert drawn.tokens.tolist() == [1]
     assert float(drawn.confidence) == pytest.approx(wanted, abs=1e-12)
@@ -43,20 +57,37 @@ def test_a_confidence_is_that_of_its_distribution_and_its_token(confidence, conf
 
 def test_an_impossible_token_adds_nothing_to_the_entropy():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], dtype=torch.float64)
-    drawn = draw(logits, torch.zeros(1, dtype=torch.float64), tiny_sampler(confidence="neg_entropy", threshold=-1.0))
+    drawn = draw(
+        logits,
+        torch.zeros(1, dtype=torch.float64),
+        tiny_sampler(confidence="neg_entropy", threshold=-1.0),
+    )
     assert float(drawn.confidence) == pytest.approx(-np.log(2))
 
 
 def test_the_entropy_bound_is_about_entropies_whatever_ranks_the_other_modes():
     logits = torch.from_numpy(np.log(PROBABILITIES))[None]
-    drawn = draw(logits, torch.zeros(1, dtype=torch.float64), tiny_sampler(remasking="entropy", confidence="raw"))
+    drawn = draw(
+        logits,
+        torch.zeros(1, dtype=torch.float64),
+        tiny_sampler(remasking="entropy", confidence="raw"),
+    )
     assert float(drawn.confidence) == pytest.approx(-ENTROPY)
 
 
-@pytest.mark.parametrize(("order_score", "shift_counts"), [("max_logit", True), ("max_logprob", False)])
-def test_a_log_probability_as_order_score_does_not_see_a_constant_added_to_the_logits(order_score, shift_counts):
-    settings = tiny_sampler(remasking="plackett_luce", order_score=order_score, order_temperature=0.5)
-    logits, number = torch.from_numpy(np.log(PROBABILITIES))[None], torch.zeros(1, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("order_score", "shift_counts"), [("max_logit", True), ("max_logprob", False)]
+)
+def test_a_log_probability_as_order_score_does_not_see_a_constant_added_to_the_logits(
+    order_score, shift_counts
+):
+    settings = tiny_sampler(
+        remasking="plackett_luce", order_score=order_score, order_temperature=0.5
+    )
+    logits, number = (
+        torch.from_numpy(np.log(PROBABILITIES))[None],
+        torch.zeros(1, dtype=torch.float64),
+    )
     here, shifted = (float(draw(logits + c, number, settings).order_scores) for c in (0.0, 7.0))
     assert here == pytest.approx(2 * np.log(0.5))
     assert shifted - here == pytest.approx(14.0 if shift_counts else 0.0)
@@ -74,8 +105,12 @@ def test_guidance_moves_away_from_the_unconditional_logits():
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
 @torch.no_grad()
 def test_a_guided_response_replays_from_two_passes(family, cache):
-    """Before each step, one pass over the canvas and one over the canvas without its prompt, through the cache or not."""
-    model, settings = sharp_model(family, torch.float64), tiny_sampler(temperature=0.7, guidance=0.5, cache=cache)
+    """Before each step, one pass over the canvas and one over the canvas without its prompt,
+    through the cache or not."""
+    model, settings = (
+        sharp_model(family, torch.float64),
+        tiny_sampler(temperature=0.7, guidance=0.5, cache=cache),
+    )
     for trajectory in sample(model, END_IDS, tiny_requests([5, 8, 3]), settings):
         prompt, length = len(trajectory.prompt_ids), trajectory.canvas_length
         for step in range(1, trajectory.num_steps + 1):
@@ -87,9 +122,13 @@ def test_a_guided_response_replays_from_two_passes(family, cache):
             positions = torch.arange(length).expand(2, -1)
             blocks = attention_blocks(positions, 4, model.family.attention)
             hidden = model(canvas, Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN))
-            logits, unconditional = model.logits(hidden[:, predictor_positions(torch.tensor(prompt + token), model.family)])
+            logits, unconditional = model.logits(
+                hidden[:, predictor_positions(torch.tensor(prompt + token), model.family)]
+            )
             logprobs = (guided(logits, unconditional, 0.5) / 0.7).log_softmax(-1)
-            assert trajectory.logprobs[token] == pytest.approx(float(logprobs[trajectory.response_ids[token]]), abs=1e-5)
+            assert trajectory.logprobs[token] == pytest.approx(
+                float(logprobs[trajectory.response_ids[token]]), abs=1e-5
+            )
         assert trajectory.num_denoising_forwards == trajectory.num_steps
         first, total = prompt // 4, (prompt + len(trajectory.response_ids)) // 4
         commits = total - first - 1 + (first > 0) if cache == "exact" else 0

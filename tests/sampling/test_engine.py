@@ -1,4 +1,5 @@
-"""What the engine promises beside its responses: memory it keeps to, prompts passed once, one wait a step, few shapes on a GPU."""
+"""What the engine promises beside its responses: memory it keeps to, prompts passed once, one wait
+a step, few shapes on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.tiny import APPROXIMATE, END_IDS, FULL_ATTENTION, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import (
+    APPROXIMATE,
+    END_IDS,
+    FULL_ATTENTION,
+    sharp_model,
+    tiny_requests,
+    tiny_sampler,
+)
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
@@ -20,7 +28,10 @@ from tracerl.seeds import key_for
 from tracerl.types import Trajectory
 
 MODELS = {family: sharp_model(family, torch.float64) for family in FAMILIES}
-CACHES = [("sdar", {"cache": "exact"}), *((family, changes) for family in FULL_ATTENTION for changes in APPROXIMATE.values())]
+CACHES = [
+    ("sdar", {"cache": "exact"}),
+    *((family, changes) for family in FULL_ATTENTION for changes in APPROXIMATE.values()),
+]
 LENGTHS = [3, 9, 6, 17, 12, 5, 8]
 LONGEST = {
     "block_causal": 32,
@@ -36,14 +47,20 @@ def assert_same(one: list[Trajectory], other: list[Trajectory]) -> None:
 
 def groups(lengths: list[int], samples: int) -> list[Request]:
     """`samples` requests for each of some prompts, next to each other."""
-    return [Request(r.prompt_ids, key_for(7, i, s)) for i, r in enumerate(tiny_requests(lengths)) for s in range(samples)]
+    return [
+        Request(r.prompt_ids, key_for(7, i, s))
+        for i, r in enumerate(tiny_requests(lengths))
+        for s in range(samples)
+    ]
 
 
 @contextmanager
 def watched(model: Transformer) -> Iterator[list[tuple[torch.Tensor, Layout, CacheWindow | None]]]:
     """The arguments of the model's passes."""
     passes: list[tuple[torch.Tensor, Layout, CacheWindow | None]] = []
-    handle = model.register_forward_pre_hook(lambda module, arguments: passes.append((*arguments, None)[:3]))
+    handle = model.register_forward_pre_hook(
+        lambda module, arguments: passes.append((*arguments, None)[:3])
+    )
     yield passes
     handle.remove()
 
@@ -51,29 +68,62 @@ def watched(model: Transformer) -> Iterator[list[tuple[torch.Tensor, Layout, Cac
 # Memory
 
 
-@pytest.mark.parametrize(("family", "changes", "rows"), [(*CACHES[0], 1), *((*case, 2) for case in CACHES)], ids=str)
-def test_a_small_cache_makes_rows_wait_and_changes_nothing(family: str, changes: dict[str, Any], rows: int):
-    model, requests, longest = MODELS[family], tiny_requests(LENGTHS), LONGEST[FAMILIES[family].attention]
+@pytest.mark.parametrize(
+    ("family", "changes", "rows"), [(*CACHES[0], 1), *((*case, 2) for case in CACHES)], ids=str
+)
+def test_a_small_cache_makes_rows_wait_and_changes_nothing(
+    family: str, changes: dict[str, Any], rows: int
+):
+    model, requests, longest = (
+        MODELS[family],
+        tiny_requests(LENGTHS),
+        LONGEST[FAMILIES[family].attention],
+    )
     roomy = sample(model, END_IDS, requests, tiny_sampler(**changes))
     with watched(model) as passes:
-        tight = sample(model, END_IDS, requests, tiny_sampler(cache_tokens=rows * longest + longest - 1, **changes))
+        tight = sample(
+            model,
+            END_IDS,
+            requests,
+            tiny_sampler(cache_tokens=rows * longest + longest - 1, **changes),
+        )
     assert max(len(ids) for ids, _, _ in passes) == rows
     assert {len(window.cache.keys[0]) for _, _, window in passes if window} == {rows}
     assert_same(roomy, tight)
 
 
-@pytest.mark.parametrize(("family", "changes"), [("sdar", {"cache": "exact"}), ("llada", {"cache": "dual"})])
-def test_a_request_for_which_there_is_never_room_is_refused_before_anything_is_sampled(family: str, changes: dict[str, Any]):
+@pytest.mark.parametrize(
+    ("family", "changes"), [("sdar", {"cache": "exact"}), ("llada", {"cache": "dual"})]
+)
+def test_a_request_for_which_there_is_never_room_is_refused_before_anything_is_sampled(
+    family: str, changes: dict[str, Any]
+):
     model = MODELS[family]
     told: list[int] = []
-    with watched(model) as passes, pytest.raises(DataError, match=r"(?s)cache_tokens, request 3.*got: 28.*a prompt of 17 tokens"):
-        sample(model, END_IDS, tiny_requests(LENGTHS), tiny_sampler(cache_tokens=28, **changes), told.append)
+    with (
+        watched(model) as passes,
+        pytest.raises(
+            DataError, match=r"(?s)cache_tokens, request 3.*got: 28.*a prompt of 17 tokens"
+        ),
+    ):
+        sample(
+            model,
+            END_IDS,
+            tiny_requests(LENGTHS),
+            tiny_sampler(cache_tokens=28, **changes),
+            told.append,
+        )
     assert (passes, told) == ([], [])
 
 
 def test_without_a_cache_its_size_says_nothing():
     requests = tiny_requests(LENGTHS)
-    assert_same(*(sample(MODELS["llada"], END_IDS, requests, tiny_sampler(cache_tokens=n)) for n in (1, None)))
+    assert_same(
+        *(
+            sample(MODELS["llada"], END_IDS, requests, tiny_sampler(cache_tokens=n))
+            for n in (1, None)
+        )
+    )
 
 
 # Prompts
@@ -83,13 +133,24 @@ def test_without_a_cache_its_size_says_nothing():
 def test_a_prompt_is_passed_once_however_often_it_is_sampled(rows: int, interleaved: bool):
     model, lengths = MODELS["sdar"], [3, 9, 17, 8]
     requests = groups(lengths, 3)
-    order = sorted(range(len(requests)), key=lambda i: i % 3) if interleaved else range(len(requests))
+    order = (
+        sorted(range(len(requests)), key=lambda i: i % 3) if interleaved else range(len(requests))
+    )
     without = sample(model, END_IDS, [requests[i] for i in order], tiny_sampler(cache="none"))
     with watched(model) as passes:
-        together = sample(model, END_IDS, [requests[i] for i in order], tiny_sampler(cache="exact", max_rows=rows))
+        together = sample(
+            model, END_IDS, [requests[i] for i in order], tiny_sampler(cache="exact", max_rows=rows)
+        )
     for one, other in zip(without, together, strict=True):
-        assert (one.response_ids.tolist(), one.step_map.tolist()) == (other.response_ids.tolist(), other.step_map.tolist())
-    prefilled = [int((layout.streams >= 0).sum()) for _, layout, window in passes if window is not None and not window.length]
+        assert (one.response_ids.tolist(), one.step_map.tolist()) == (
+            other.response_ids.tolist(),
+            other.step_map.tolist(),
+        )
+    prefilled = [
+        int((layout.streams >= 0).sum())
+        for _, layout, window in passes
+        if window is not None and not window.length
+    ]
     assert sum(prefilled) == sum(length // 4 * 4 for length in lengths)
 
 
@@ -99,22 +160,33 @@ def test_prompts_that_differ_in_their_last_block_only_share_the_others():
     with watched(model) as passes:
         together = sample(model, END_IDS, requests, tiny_sampler(cache="exact", max_rows=2))
     assert sum(1 for _, _, window in passes if window is not None and not window.length) == 1
-    assert_same([sample(model, END_IDS, [request], tiny_sampler(cache="exact"))[0] for request in requests], together)
+    assert_same(
+        [sample(model, END_IDS, [request], tiny_sampler(cache="exact"))[0] for request in requests],
+        together,
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_prompt_is_copied_before_its_slot_is_given_to_another(seed: int):
-    """Many prompts and few slots: the keys of a prompt often lie in a slot that is filled anew at the same time."""
+    """Many prompts and few slots: the keys of a prompt often lie in a slot that is filled anew at
+    the same time."""
     model, prompts = MODELS["sdar"], [r.prompt_ids for r in tiny_requests([9] * 12, seed=seed)]
     order = np.random.default_rng(seed).permutation(len(prompts) * 4)
     requests = [Request(prompts[i // 4], key_for(seed, i)) for i in order]
     roomy = sample(model, (18, 17, 16, 15), requests, tiny_sampler(cache="exact", max_rows=200))
     for rows in (4, 6):
-        assert_same(sample(model, (18, 17, 16, 15), requests, tiny_sampler(cache="exact", max_rows=rows)), roomy)
+        assert_same(
+            sample(model, (18, 17, 16, 15), requests, tiny_sampler(cache="exact", max_rows=rows)),
+            roomy,
+        )
 
 
 def test_a_guided_prompt_is_passed_once_in_each_world():
-    model, requests, settings = MODELS["sdar"], groups([9, 6], 3), tiny_sampler(cache="exact", guidance=0.5, max_rows=2)
+    model, requests, settings = (
+        MODELS["sdar"],
+        groups([9, 6], 3),
+        tiny_sampler(cache="exact", guidance=0.5, max_rows=2),
+    )
     with watched(model) as passes:
         together = sample(model, END_IDS, requests, settings)
     assert sum(1 for _, _, window in passes if window is not None and not window.length) == 4
@@ -125,20 +197,36 @@ def test_a_guided_prompt_is_passed_once_in_each_world():
 
 
 class _Waits(TorchDispatchMode):
-    """Counts the operations whose result the host has to wait for. Reads, which the CPU does without one, are counted apart."""
+    """Counts the operations whose result the host has to wait for. Reads, which the CPU does
+    without one, are counted apart."""
 
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique", "equal", "repeat_interleave.Tensor")
+    NAMES = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "is_nonzero",
+        "unique",
+        "equal",
+        "repeat_interleave.Tensor",
+    )
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name = str(function)
         masks = name.startswith("aten.index") and any(
-            isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in args[1] if len(args) > 1 and isinstance(args[1], list)
+            isinstance(part, torch.Tensor) and part.dtype == torch.bool
+            for part in args[1]
+            if len(args) > 1 and isinstance(args[1], list)
         )
-        if masks or any(name.removeprefix("aten.").removeprefix("_").startswith(wait.removeprefix("_")) for wait in self.NAMES):
+        if masks or any(
+            name.removeprefix("aten.").removeprefix("_").startswith(wait.removeprefix("_"))
+            for wait in self.NAMES
+        ):
             self.found.append(name)
         return function(*args, **(kwargs or {}))
 
@@ -154,7 +242,9 @@ class _Waits(TorchDispatchMode):
     ],
     ids=str,
 )
-def test_the_host_waits_for_the_device_once_a_step(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_the_host_waits_for_the_device_once_a_step(
+    family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
     steps, reads = 0, 0
     step, read = _Engine.step, _Engine._read
 
@@ -174,29 +264,53 @@ def test_the_host_waits_for_the_device_once_a_step(family: str, changes: dict[st
         torch.ones(2).nonzero()
         assert waits.found == ["aten.nonzero.default"], "it sees what it should"
         waits.found.clear()
-        sample(MODELS[family], END_IDS, tiny_requests([3, 9, 6, 17]), tiny_sampler(max_rows=3, **changes))
+        sample(
+            MODELS[family],
+            END_IDS,
+            tiny_requests([3, 9, 6, 17]),
+            tiny_sampler(max_rows=3, **changes),
+        )
     assert waits.found == []
     assert 0 < reads <= steps
 
 
-@pytest.mark.parametrize(("family", "changes"), [*CACHES, ("sdar", {"cache": "exact", "guidance": 0.5})], ids=str)
-def test_static_shapes_are_few_and_change_nothing(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    model, requests, settings = MODELS[family], groups(LENGTHS, 2), tiny_sampler(max_rows=4, **changes)
+@pytest.mark.parametrize(
+    ("family", "changes"), [*CACHES, ("sdar", {"cache": "exact", "guidance": 0.5})], ids=str
+)
+def test_static_shapes_are_few_and_change_nothing(
+    family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    model, requests, settings = (
+        MODELS[family],
+        groups(LENGTHS, 2),
+        tiny_sampler(max_rows=4, **changes),
+    )
     small = sample(model, END_IDS, requests, settings)
     monkeypatch.setattr("tracerl.sampling.sampler.static_shapes", lambda device: True)
     with watched(model) as passes:
         static = sample(model, END_IDS, requests, settings)
-    for one, other in zip(small, static, strict=True):  # float64, but other shapes round differently, which float32 records can show
-        assert (one.response_ids.tolist(), one.step_map.tolist()) == (other.response_ids.tolist(), other.step_map.tolist())
+    for one, other in zip(
+        small, static, strict=True
+    ):  # float64, but other shapes round differently, which float32 records can show
+        assert (one.response_ids.tolist(), one.step_map.tolist()) == (
+            other.response_ids.tolist(),
+            other.step_map.tolist(),
+        )
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
     if family == "sdar":
-        shapes = {(ids.shape, window.length) for ids, _, window in passes if window is not None and window.length}
+        shapes = {
+            (ids.shape, window.length)
+            for ids, _, window in passes
+            if window is not None and window.length
+        }
         assert shapes == {((4, 4), 32)}
 
 
 def test_the_head_is_applied_to_masked_positions_only():
     model, rows = MODELS["sdar"], []
-    handle = model.lm_head.register_forward_pre_hook(lambda module, arguments: rows.append(len(arguments[0])))
+    handle = model.lm_head.register_forward_pre_hook(
+        lambda module, arguments: rows.append(len(arguments[0]))
+    )
     sample(model, (), tiny_requests([4, 4, 6]), tiny_sampler(cache="exact"))
     handle.remove()
     assert sum(rows) == 2 * 3 * (4 + 3 + 2 + 1) + (2 + 1) + 3 * 10

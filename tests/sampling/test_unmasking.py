@@ -8,7 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiny import END_IDS, MASK_ID, SAMPLERS, chi_square_z, sharp_model, tiny_requests, tiny_sampler, with_order_module
+from tests.tiny import (
+    END_IDS,
+    MASK_ID,
+    SAMPLERS,
+    chi_square_z,
+    sharp_model,
+    tiny_requests,
+    tiny_sampler,
+    with_order_module,
+)
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, Layout, attention_blocks
 from tracerl.models.transformer import predictor_positions
@@ -36,7 +45,8 @@ def committed_by_dream(num_masked: int, steps: int) -> list[int]:
 
 
 def test_dreams_schedule_may_commit_nothing_at_first_and_commits_the_rest_at_last():
-    # Computed by hand: t = 1, 0.875125, 0.75025, ...; 16 * (1 - t1 / t0) = 1.998 -> 1; 15 * (1 - t2 / t1) = 2.14 -> 2; ...
+    # Computed by hand: t = 1, 0.875125, 0.75025, ...; 16 * (1 - t1 / t0) = 1.998 -> 1; 15 * (1 - t2
+    # / t1) = 2.14 -> 2; ...
     assert committed_by_dream(16, 8) == [1, 2, 2, 2, 2, 2, 2, 3]
     assert committed_by_dream(4, 4) == [0, 1, 1, 2]
 
@@ -60,14 +70,21 @@ def test_a_step_that_commits_nothing_is_a_step(family):
 
 # The entropy bound
 
-entropies = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.4, 1.0, 3.0]), st.booleans()), min_size=5, max_size=5)
+entropies = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.4, 1.0, 3.0]), st.booleans()),
+    min_size=5,
+    max_size=5,
+)
 
 
 @given(row=entropies, bound=st.sampled_from([0.0, 0.25, 0.75, 5.0]))
 @settings(derandomize=True, deadline=None, max_examples=200)
 def test_entropies_are_added_up_from_the_smallest_while_they_stay_under_the_bound(row, bound):
     settings_ = tiny_sampler(remasking="entropy", entropy_bound=bound)
-    confidence, masked = -torch.tensor([[e for e, _ in row]], dtype=torch.float64), torch.tensor([[m for _, m in row]])
+    confidence, masked = (
+        -torch.tensor([[e for e, _ in row]], dtype=torch.float64),
+        torch.tensor([[m for _, m in row]]),
+    )
     [commit] = choose(confidence, masked, NOTHING, settings_).tolist()
     ranked = sorted((i for i in range(5) if row[i][1]), key=lambda i: (row[i][0], i))
     wanted, total = ranked[:1], row[ranked[0]][0] if ranked else 0.0
@@ -83,8 +100,14 @@ def test_entropies_are_added_up_from_the_smallest_while_they_stay_under_the_boun
 def test_a_larger_entropy_bound_needs_fewer_steps(family, cache):
     steps = []
     for bound in (0.0, 4.0, 1e9):
-        settings_ = tiny_sampler(remasking="entropy", entropy_bound=bound, confidence="raw", cache=cache)
-        steps.append(sum(t.num_steps for t in sample(MODELS[family], (), tiny_requests([3, 5, 8]), settings_)))
+        settings_ = tiny_sampler(
+            remasking="entropy", entropy_bound=bound, confidence="raw", cache=cache
+        )
+        steps.append(
+            sum(
+                t.num_steps for t in sample(MODELS[family], (), tiny_requests([3, 5, 8]), settings_)
+            )
+        )
     num_tokens = 3 * 12 if FAMILIES[family].attention == "full" else 13 + 15 + 12
     num_blocks = 3 * 3 if FAMILIES[family].attention == "full" else 4 + 4 + 3
     assert num_blocks == steps[2] < steps[1] < steps[0] == num_tokens
@@ -96,7 +119,8 @@ SCORES = torch.tensor([0.3, -1.0, 1.2, 0.0], dtype=torch.float64)
 
 
 def exact_logprob(order: tuple[int, ...], selectable: list[int]) -> float:
-    """log p(U) = sum_j [ v_{u_j} - logsumexp over what is selectable and not drawn yet ], written out."""
+    """log p(U) = sum_j [ v_{u_j} - logsumexp over what is selectable and not drawn yet ], written
+    out."""
     left, total = list(selectable), 0.0
     for position in order:
         total += float(SCORES[position]) - np.log(sum(np.exp(float(SCORES[i])) for i in left))
@@ -124,7 +148,9 @@ def test_probabilities_of_all_ordered_subsets_sum_to_one(selectable):
 
 
 def test_a_forced_choice_has_log_probability_zero():
-    _, logprobs = order_logprobs(SCORES[None], SCORES[None], torch.tensor([[False, True, False, False]]))
+    _, logprobs = order_logprobs(
+        SCORES[None], SCORES[None], torch.tensor([[False, True, False, False]])
+    )
     assert logprobs.tolist() == [[0.0] * 4]
 
 
@@ -140,7 +166,10 @@ def test_ordered_pairs_are_drawn_with_their_exact_probabilities():
 
 
 def test_the_extreme_uniform_numbers_keep_an_order():
-    values = perturbed(torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.0, 1.0 - 2.0**-53]], dtype=torch.float64))
+    values = perturbed(
+        torch.zeros(1, 2, dtype=torch.float64),
+        torch.tensor([[0.0, 1.0 - 2.0**-53]], dtype=torch.float64),
+    )
     assert torch.isfinite(values).all()
     assert values[0, 0] < values[0, 1]
 
@@ -149,10 +178,17 @@ def test_the_extreme_uniform_numbers_keep_an_order():
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
 @torch.no_grad()
 def test_a_recorded_order_replays(family, cache, order_score):
-    """From one pass over the canvas before each step: scores at all masked positions of the live block, then the formula."""
+    """From one pass over the canvas before each step: scores at all masked positions of the live
+    block, then the formula."""
     model = with_order_module(sharp_model(family, torch.float64))
     assert model.order is not None
-    settings_ = tiny_sampler(remasking="plackett_luce", steps_per_block=2, cache=cache, order_score=order_score, temperature=0.7)
+    settings_ = tiny_sampler(
+        remasking="plackett_luce",
+        steps_per_block=2,
+        cache=cache,
+        order_score=order_score,
+        temperature=0.7,
+    )
     for trajectory in sample(model, END_IDS, tiny_requests([5, 8, 3]), settings_):
         assert trajectory.order_in_step is not None
         assert trajectory.order_logprobs is not None
@@ -168,13 +204,21 @@ def test_a_recorded_order_replays(family, cache, order_score):
             canvas[prompt + known] = torch.from_numpy(trajectory.response_ids[known]).long()
             grid = prompt if model.family.attention == "full" else 0
             block = (prompt + mine[0] - grid) // 4
-            open_ = [t for t in range(len(trajectory.response_ids)) if (prompt + t - grid) // 4 == block and trajectory.step_map[t] >= step]
+            open_ = [
+                t
+                for t in range(len(trajectory.response_ids))
+                if (prompt + t - grid) // 4 == block and trajectory.step_map[t] >= step
+            ]
             positions = torch.arange(length)[None]
             blocks = attention_blocks(positions, 4, model.family.attention)
-            hidden = model(canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN))[0]
+            hidden = model(
+                canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN)
+            )[0]
             hidden = hidden[predictor_positions(prompt + torch.tensor(open_), model.family)]
             logits = model.logits(hidden)
-            largest = (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values
+            largest = (
+                (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values
+            )
             values = (model.order(hidden) if order_score == "module" else largest) / 0.5
             scores = dict(zip(open_, values.tolist(), strict=True))
             for token in map(int, mine):
@@ -189,10 +233,17 @@ def test_a_recorded_order_replays(family, cache, order_score):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_whole_trajectories_are_drawn_with_their_enumerated_probabilities(family):
-    """A block of two tokens of a vocabulary of five: which position first, its token, and the other's token given the first's."""
+    """A block of two tokens of a vocabulary of five: which position first, its token, and the
+    other's token given the first's."""
     model, count = sharp_model(family, vocab_size=5), 8_000
     settings_ = tiny_sampler(
-        block_size=2, steps_per_block=2, max_new_tokens=2, remasking="plackett_luce", order_temperature=2.0, temperature=0.8, max_rows=count
+        block_size=2,
+        steps_per_block=2,
+        max_new_tokens=2,
+        remasking="plackett_luce",
+        order_temperature=2.0,
+        temperature=0.8,
+        max_rows=count,
     )
     requests = [Request([3, 4], key_for(1, "trajectory", i)) for i in range(count)]
     trajectories = sample(model, (), requests, settings_)
@@ -201,18 +252,31 @@ def test_whole_trajectories_are_drawn_with_their_enumerated_probabilities(family
         canvas = torch.tensor([[3, 4, *tokens]])
         blocks = attention_blocks(torch.arange(4)[None], 2, model.family.attention)
         hidden = model(canvas, Layout(torch.arange(4)[None], blocks, torch.zeros_like(blocks)))[0]
-        return model.logits(hidden[predictor_positions(torch.tensor([2, 3]), model.family)]).double()
+        return model.logits(
+            hidden[predictor_positions(torch.tensor([2, 3]), model.family)]
+        ).double()
 
     wanted, start = np.zeros((2, 5, 5)), logits_of(MASK_ID, MASK_ID)
     order = (start.log_softmax(-1).max(-1).values / 2.0).softmax(-1)
     for first in (0, 1):
         for token, p in enumerate((start[first] / 0.8).softmax(-1).tolist()):
-            then = (logits_of(*((token, MASK_ID) if first == 0 else (MASK_ID, token)))[1 - first] / 0.8).softmax(-1).numpy()
-            wanted[(first, token) if first == 0 else (first, slice(None), token)] = float(order[first]) * p * then
+            then = (
+                (
+                    logits_of(*((token, MASK_ID) if first == 0 else (MASK_ID, token)))[1 - first]
+                    / 0.8
+                )
+                .softmax(-1)
+                .numpy()
+            )
+            wanted[(first, token) if first == 0 else (first, slice(None), token)] = (
+                float(order[first]) * p * then
+            )
     assert wanted.sum() == pytest.approx(1.0)
     counts = np.zeros_like(wanted)
     for trajectory in trajectories:
-        counts[int(trajectory.step_map[0] == 2), trajectory.response_ids[0], trajectory.response_ids[1]] += 1
+        counts[
+            int(trajectory.step_map[0] == 2), trajectory.response_ids[0], trajectory.response_ids[1]
+        ] += 1
     rare = wanted * count < 5
     pooled = [np.append(values[~rare], values[rare].sum()) for values in (counts, wanted * count)]
     assert len(pooled[0]) > 10

@@ -21,7 +21,13 @@ def sound(table: str) -> list[Row]:
 
 
 def as_table(table: str, rows: list[Row]) -> pa.Table:
-    plain = [{name: list(value.items()) if isinstance(value, dict) else value for name, value in row.items()} for row in rows]
+    plain = [
+        {
+            name: list(value.items()) if isinstance(value, dict) else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
     return pa.Table.from_pylist(plain, schema=SCHEMAS[table])
 
 
@@ -64,7 +70,10 @@ BREAKS: dict[str, dict[str, Callable[[Row], Row]]] = {
         "counted_tokens_have_steps": lambda row: {**row, "step_map": [0, *row["step_map"][1:]]},
         "steps_are_a_partition": _merged_steps,
         "steps_stay_in_blocks": _swapped_blocks,
-        "ids_in_vocabulary": lambda row: {**row, "response_ids": [VOCAB_SIZE, *row["response_ids"][1:]]},
+        "ids_in_vocabulary": lambda row: {
+            **row,
+            "response_ids": [VOCAB_SIZE, *row["response_ids"][1:]],
+        },
         "one_logprob_per_token": lambda row: {**row, "logprobs": row["logprobs"][1:]},
         "logprobs_are_logarithms": lambda row: {**row, "logprobs": [0.5, *row["logprobs"][1:]]},
         "logprobs_are_known": lambda row: {**row, "logprobs": [float("nan"), *row["logprobs"][1:]]},
@@ -78,7 +87,10 @@ BREAKS: dict[str, dict[str, Callable[[Row], Row]]] = {
         "parts_make_the_reward": _with(reward_parts={"correct": 0.5, "format": 0.25}),
         "undecided_is_not_paid": _with(verdict="undecided", reward=1.0),
         "chunks_are_the_response": lambda row: {**row, **_chunks(row, [3, 3], [1.0, 1.0])},
-        "chunks_are_scored": lambda row: {**row, **_chunks(row, [3, row["num_tokens"]], [1.0, 1.5])},
+        "chunks_are_scored": lambda row: {
+            **row,
+            **_chunks(row, [3, row["num_tokens"]], [1.0, 1.5]),
+        },
         "settings_make_sense": _with(temperature=-1.0),
     },
 }

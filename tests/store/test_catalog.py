@@ -1,4 +1,5 @@
-"""Laws of the catalog: views mirror the files that are there, and a query can neither leave the data folder nor change it."""
+"""Laws of the catalog: views mirror the files that are there, and a query can neither leave the
+data folder nor change it."""
 
 from pathlib import Path
 
@@ -39,20 +40,25 @@ def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
     assert empty.num_rows == 0
     assert full.num_rows > 0
     assert empty.schema.names == full.schema.names == (TASKS if view == "tasks" else ROLLOUTS).names
-    described = [answer(connect(root), f"DESCRIBE {view}").column("column_type") for root in (tmp_path, tmp_path / "none")]
+    described = [
+        answer(connect(root), f"DESCRIBE {view}").column("column_type")
+        for root in (tmp_path, tmp_path / "none")
+    ]
     assert described[0] == described[1]
 
 
 def test_views_return_what_the_stages_wrote(tmp_path):
     for view in DATASETS:
         fill(tmp_path, view)
-    query = (
-        "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) WHERE sample_index = $index ORDER BY task_id"
-    )
+    query = "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) WHERE sample_index = $index ORDER BY task_id"
     rows = answer(connect(tmp_path), query, {"index": 0}).to_pylist()
     expected = [r for r in make_rollouts("rl@short", 1) if r.sample_index == 0]
-    assert [(row["prompt"], row["text"], row["verdict"]) for row in rows] == [(r.task.prompt, r.text, r.verdict) for r in expected]
-    assert [row["response_ids"] for row in rows] == [r.trajectory.response_ids.tolist() for r in expected]
+    assert [(row["prompt"], row["text"], row["verdict"]) for row in rows] == [
+        (r.task.prompt, r.text, r.verdict) for r in expected
+    ]
+    assert [row["response_ids"] for row in rows] == [
+        r.trajectory.response_ids.tolist() for r in expected
+    ]
 
 
 def test_outputs_that_are_still_being_published_are_not_seen(tmp_path):
@@ -72,7 +78,9 @@ def test_a_torn_file_is_named(view, tmp_path):
 
 def test_a_file_of_another_schema_version_is_named(tmp_path):
     path = fill(tmp_path, "rollouts")
-    pq.write_table(pq.read_table(path).replace_schema_metadata({"tracerl.schema_version": "0"}), path)
+    pq.write_table(
+        pq.read_table(path).replace_schema_metadata({"tracerl.schema_version": "0"}), path
+    )
     with pytest.raises(DataError, match="another schema version") as error:
         connect(tmp_path)
     assert str(path) in str(error.value)
@@ -82,7 +90,9 @@ def test_every_bad_file_is_named_and_the_others_can_still_be_asked(tmp_path):
     good = fill(tmp_path, "rollouts")
     torn, newer = good.with_name("iter-00002.parquet"), good.with_name("iter-00003.parquet")
     torn.write_bytes(good.read_bytes()[:500])
-    pq.write_table(pq.read_table(good).replace_schema_metadata({"tracerl.schema_version": "99"}), newer)
+    pq.write_table(
+        pq.read_table(good).replace_schema_metadata({"tracerl.schema_version": "99"}), newer
+    )
     fill(tmp_path, "evals")
     seal((tmp_path / "data" / PLACES["evals"]).parent)
     (tmp_path / "data" / PLACES["evals"]).unlink()
@@ -91,7 +101,9 @@ def test_every_bad_file_is_named_and_the_others_can_still_be_asked(tmp_path):
     for part in (str(torn), str(newer), f"{PLACES['evals']} is missing"):
         assert part in str(error.value)
     assert len(damaged(tmp_path)) == 3
-    assert answer(connect(tmp_path, skip_damaged=True), "SELECT count(*) AS n FROM rollouts").to_pylist() == [{"n": 8}]
+    assert answer(
+        connect(tmp_path, skip_damaged=True), "SELECT count(*) AS n FROM rollouts"
+    ).to_pylist() == [{"n": 8}]
 
 
 def test_files_of_older_versions_are_seen_beside_new_ones_with_all_columns(tmp_path):
@@ -101,9 +113,10 @@ def test_files_of_older_versions_are_seen_beside_new_ones_with_all_columns(tmp_p
     table = answer(connect(tmp_path), "FROM rollouts")
     assert table.column_names == ROLLOUTS.names
     assert table.num_rows == 8 + pq.read_metadata(old).num_rows
-    assert answer(connect(tmp_path), "SELECT count(*) AS n FROM rollouts WHERE num_prompt_tokens <> len(prompt_ids)").to_pylist() == [
-        {"n": 0}
-    ]
+    assert answer(
+        connect(tmp_path),
+        "SELECT count(*) AS n FROM rollouts WHERE num_prompt_tokens <> len(prompt_ids)",
+    ).to_pylist() == [{"n": 0}]
 
 
 @pytest.mark.parametrize("path", ["secret.csv", "data/../secret.csv", "/etc/passwd"])

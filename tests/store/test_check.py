@@ -30,7 +30,11 @@ def test_a_sound_folder_has_no_findings(folder):
 
 def test_a_corrupted_byte_is_named_with_row_group_and_column(folder):
     path = folder / "iter-00001.parquet"
-    column = pq.read_metadata(path).row_group(0).column(pq.read_schema(path).get_field_index("response_ids") + 1)  # a map is two leaves
+    column = (
+        pq.read_metadata(path)
+        .row_group(0)
+        .column(pq.read_schema(path).get_field_index("response_ids") + 1)
+    )  # a map is two leaves
     assert column.path_in_schema.startswith("response_ids")
     data = bytearray(path.read_bytes())
     data[column.data_page_offset + column.total_compressed_size // 3] ^= 0xFF
@@ -40,7 +44,11 @@ def test_a_corrupted_byte_is_named_with_row_group_and_column(folder):
     assert all(str(path) in text for text in found)
     assert "SHA-256" in found[0]
     assert "row group 0, column response_ids" in found[1]
-    assert read_rollouts(folder / "iter-00000.parquet").num_rows == read_rollouts(folder / "iter-00002.parquet").num_rows == 8
+    assert (
+        read_rollouts(folder / "iter-00000.parquet").num_rows
+        == read_rollouts(folder / "iter-00002.parquet").num_rows
+        == 8
+    )
 
 
 def test_a_missing_file_is_named(folder):
@@ -63,7 +71,9 @@ def test_half_written_files_are_named(folder):
 
 def test_a_wrong_schema_version_is_named(folder):
     path = folder / "iter-00002.parquet"
-    pq.write_table(pq.read_table(path).replace_schema_metadata({"tracerl.schema_version": "99"}), path)
+    pq.write_table(
+        pq.read_table(path).replace_schema_metadata({"tracerl.schema_version": "99"}), path
+    )
     found = findings(folder)
     assert len(found) == 2
     assert "another schema version" in found[1]
@@ -93,4 +103,7 @@ def test_broken_laws_are_findings(tmp_path):
     rows[5] = BREAKS["rollouts"]["one_step_per_token"](rows[5])
     write_parquet(tmp_path / "iter.parquet", as_table("rollouts", rows))
     seal(tmp_path)
-    assert any("row group 0, column step_map: every token has exactly one step (1 row" in text for text in findings(tmp_path))
+    assert any(
+        "row group 0, column step_map: every token has exactly one step (1 row" in text
+        for text in findings(tmp_path)
+    )

@@ -1,4 +1,5 @@
-"""Great Expectations passes sound data and is seen failing on a crafted file for every expectation there is."""
+"""Great Expectations passes sound data and is seen failing on a crafted file for every expectation
+there is."""
 
 import json
 
@@ -8,21 +9,39 @@ from tests.store.crafted import BREAKS, VOCAB_SIZE, as_table, sound
 from tests.tiny_run import fails, run_stage, tiny_params, write_params
 from tracerl.config import Validation
 from tracerl.errors import DataError
-from tracerl.store.expectations import FILES_RULE, Evidence, Violation, accepted, figures_of, gather, judge
+from tracerl.store.expectations import (
+    FILES_RULE,
+    Evidence,
+    Violation,
+    accepted,
+    figures_of,
+    gather,
+    judge,
+)
 from tracerl.store.parquet import seal, write_parquet
 from tracerl.store.rules import RULES, SET_RULES
 from tracerl.store.schema import DATASETS, SCHEMAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 BOUNDS = Validation(pass_rate=(0.1, 0.9), truncation=0.2, undecided=0.1, drift=0.5)
-PLACES = {"tasks": "tasks", "traces": "traces", "rollouts": "rollouts/rl@short", "evals": "evals/short"}
+PLACES = {
+    "tasks": "tasks",
+    "traces": "traces",
+    "rollouts": "rollouts/rl@short",
+    "evals": "evals/short",
+}
 
 
 def write(root, dataset, rows, tasks=None):
     """A run of one data set and the tasks it belongs to, which are of the split it needs."""
-    tasks = tasks or [{**row, "split": "test" if dataset == "evals" else "train"} for row in sound("tasks")]
+    tasks = tasks or [
+        {**row, "split": "test" if dataset == "evals" else "train"} for row in sound("tasks")
+    ]
     for name, table_rows in {"tasks": tasks, dataset: rows}.items():
-        write_parquet(root / "data" / PLACES[name] / "mixed.parquet", as_table(DATASETS[name].table, table_rows))
+        write_parquet(
+            root / "data" / PLACES[name] / "mixed.parquet",
+            as_table(DATASETS[name].table, table_rows),
+        )
         seal(root / "data" / PLACES[name])
     return root
 
@@ -38,17 +57,24 @@ def failed(evidence, bounds=BOUNDS):
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_sound_data_pass_and_every_expectation_has_words(dataset, tmp_path):
-    outcomes = judge(gather(write(tmp_path, dataset, rows_of(dataset)), dataset, VOCAB_SIZE, {}), BOUNDS)
+    outcomes = judge(
+        gather(write(tmp_path, dataset, rows_of(dataset)), dataset, VOCAB_SIZE, {}), BOUNDS
+    )
     assert [outcome.name for outcome in outcomes if not outcome.success] == []
     assert all(outcome.says for outcome in outcomes)
-    rules = {FILES_RULE, *(rule.name for rule in RULES[DATASETS[dataset].table]), *SET_RULES[dataset]}
+    rules = {
+        FILES_RULE,
+        *(rule.name for rule in RULES[DATASETS[dataset].table]),
+        *SET_RULES[dataset],
+    }
     figures = {"drift"} if dataset == "tasks" else {"pass_rate", "truncation", "undecided", "drift"}
     assert {outcome.name for outcome in outcomes} == {"columns", "rows", *rules, *figures}
 
 
 @pytest.mark.parametrize("table", RULES)
 def test_great_expectations_fails_every_rule_that_rows_break(table, tmp_path):
-    """One file in which each row breaks another rule; tests/store/test_rules.py shows them one by one."""
+    """One file in which each row breaks another rule; tests/store/test_rules.py shows them one by
+    one."""
     rows = []
     for i, (name, change) in enumerate(BREAKS[table].items()):
         row = sound(table)[0]
@@ -78,11 +104,17 @@ CROSS = {
 @pytest.mark.parametrize("dataset", ["traces", "rollouts", "evals"])
 def test_great_expectations_fails_every_rule_between_responses(dataset, tmp_path):
     for name, change in CROSS.items():
-        found = failed(gather(write(tmp_path / name, dataset, change(rows_of(dataset))), dataset, VOCAB_SIZE, {}))
+        found = failed(
+            gather(
+                write(tmp_path / name, dataset, change(rows_of(dataset))), dataset, VOCAB_SIZE, {}
+            )
+        )
         assert name in found
         assert found[name].count == 1
     other = [{**row, "split": "train" if dataset == "evals" else "test"} for row in sound("tasks")]
-    found = failed(gather(write(tmp_path / "split", dataset, rows_of(dataset), other), dataset, VOCAB_SIZE, {}))
+    found = failed(
+        gather(write(tmp_path / "split", dataset, rows_of(dataset), other), dataset, VOCAB_SIZE, {})
+    )
     assert found["splits_are_kept"].count == len(rows_of(dataset))
 
 
@@ -90,7 +122,11 @@ def test_great_expectations_fails_every_rule_between_tasks(tmp_path):
     first, *others = sound("tasks")
     crafted = {
         "ids_are_unique": [first, first, *others],
-        "splits_do_not_overlap": [first, {**first, "task_id": "mixed/test", "split": "test", "prompt": " 4 + 7 + 5 ="}, *others],
+        "splits_do_not_overlap": [
+            first,
+            {**first, "task_id": "mixed/test", "split": "test", "prompt": " 4 + 7 + 5 ="},
+            *others,
+        ],
         "answers_agree": [first, {**first, "task_id": "mixed/again", "answer": "17"}, *others],
     }
     assert set(crafted) == set(SET_RULES["tasks"])
@@ -102,18 +138,35 @@ def test_great_expectations_fails_every_rule_between_tasks(tmp_path):
 
 def evidence(dataset="rollouts", columns=None, **figures):
     """Evidence of sound rows with some figures changed."""
-    group = {"group": "rl@short", "num_rows": 8, "pass_rate": 0.5, "truncation": 0.0, "undecided": 0.0, "mean_length": 9.0, "drift": None}
+    group = {
+        "group": "rl@short",
+        "num_rows": 8,
+        "pass_rate": 0.5,
+        "truncation": 0.0,
+        "undecided": 0.0,
+        "mean_length": 9.0,
+        "drift": None,
+    }
     names = columns or SCHEMAS["rollouts"].names
     return Evidence(dataset, names, {FILES_RULE: Violation("files")}, [{**group, **figures}])
 
 
 @pytest.mark.parametrize(
-    ("figure", "value"), [("pass_rate", 0.05), ("pass_rate", 0.95), ("truncation", 0.3), ("undecided", 0.2), ("drift", 0.6)]
+    ("figure", "value"),
+    [
+        ("pass_rate", 0.05),
+        ("pass_rate", 0.95),
+        ("truncation", 0.3),
+        ("undecided", 0.2),
+        ("drift", 0.6),
+    ],
 )
 def test_great_expectations_fails_figures_out_of_bounds_and_names_the_group(figure, value):
     found = failed(evidence(**{figure: value}))
     assert list(found) == [figure]
-    assert found[figure].first == [f"{value}, rl@short"] or found[figure].first == [f"rl@short, {value}"]
+    assert found[figure].first == [f"{value}, rl@short"] or found[figure].first == [
+        f"rl@short, {value}"
+    ]
     assert found[figure].severity == ("warning" if figure == "drift" else "critical")
 
 
@@ -149,7 +202,9 @@ def tasks_folder(tmp_path_factory):
     return folder
 
 
-def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_rule_count_and_rows(tasks_folder):
+def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_rule_count_and_rows(
+    tasks_folder,
+):
     target = tasks_folder / "reports" / "validation"
     run_stage(tasks_folder, "validate", "tasks")
     first = {path.name: path.read_bytes() for path in target.iterdir()}
@@ -162,7 +217,10 @@ def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_
     write_parquet(tasks_folder / "data" / "tasks" / "mixed.parquet", as_table("tasks", rows))
     seal(tasks_folder / "data" / "tasks")
     output = fails(tasks_folder, "validate", "tasks")
-    assert "critical: tasks: no test problem is also a train problem, whatever its capitals and spaces: 1, first mixed/leak" in output
+    assert (
+        "critical: tasks: no test problem is also a train problem, whatever its capitals and spaces: 1, first mixed/leak"
+        in output
+    )
     assert not (target / "tasks.passed").exists()
     assert json.loads((target / "tasks.json").read_text())["success"] is False
     assert "mixed/leak" in (target / "tasks.html").read_text()

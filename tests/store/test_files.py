@@ -1,4 +1,5 @@
-"""Parquet files of tasks and responses: the same back as written, complete or absent, and named when they are bad."""
+"""Parquet files of tasks and responses: the same back as written, complete or absent, and named
+when they are bad."""
 
 import errno
 from dataclasses import asdict, replace
@@ -14,7 +15,14 @@ from tests.tiny import END_IDS, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
 from tracerl.evaluation.responses import recorded_settings
 from tracerl.sampling.sampler import sample
-from tracerl.store.files import read_rollouts, read_tasks, read_trajectories, rollout_table, write_rollouts, write_tasks
+from tracerl.store.files import (
+    read_rollouts,
+    read_tasks,
+    read_trajectories,
+    rollout_table,
+    write_rollouts,
+    write_tasks,
+)
 from tracerl.store.schema import ROLLOUTS, SCHEMA_VERSION, TASKS, VERSION_KEY
 from tracerl.types import Rollout, Task
 
@@ -62,7 +70,10 @@ def test_tasks_come_back_as_they_were_written(tmp_path):
 def test_trajectories_come_back_bit_for_bit(tmp_path, filters):
     written = rollouts(**filters)
     write_rollouts(tmp_path / "rollouts.parquet", rollout_table(written))
-    back = {verdict: read_trajectories(tmp_path / "rollouts.parquet", verdict) for verdict in ("correct", "wrong", "undecided")}
+    back = {
+        verdict: read_trajectories(tmp_path / "rollouts.parquet", verdict)
+        for verdict in ("correct", "wrong", "undecided")
+    }
     for rollout in written:
         trajectory = back[rollout.verdict].pop(0)
         for name, value in asdict(rollout.trajectory).items():
@@ -77,7 +88,9 @@ def test_log_probabilities_that_are_unknown_come_back_unknown(tmp_path):
     unknown = np.full(12, np.nan, dtype=np.float32)
     first = rollouts()[0]
     trajectory = replace(first.trajectory, logprobs=unknown, filtered_logprobs=unknown)
-    write_rollouts(tmp_path / "rollouts.parquet", rollout_table([replace(first, trajectory=trajectory)]))
+    write_rollouts(
+        tmp_path / "rollouts.parquet", rollout_table([replace(first, trajectory=trajectory)])
+    )
     [back] = read_trajectories(tmp_path / "rollouts.parquet", first.verdict)
     assert np.isnan(back.logprobs).all()
     assert np.isnan(back.filtered_logprobs).all()
@@ -89,11 +102,26 @@ def test_rows_hold_everything_about_a_response(tmp_path):
     table = read_rollouts(tmp_path / "rollouts.parquet")
     assert table.schema.equals(ROLLOUTS)
     row, rollout = table.to_pylist()[2], written[2]
-    own = ("rollout_id", "stage", "iteration", "sample_index", "policy_hash", "seed", "text", "verdict", "reward")
+    own = (
+        "rollout_id",
+        "stage",
+        "iteration",
+        "sample_index",
+        "policy_hash",
+        "seed",
+        "text",
+        "verdict",
+        "reward",
+    )
     assert [row[name] for name in own] == [getattr(rollout, name) for name in own]
     assert dict(row["reward_parts"]) == rollout.reward_parts
     assert (row["task_id"], row["task_set"]) == ("sums/1", "sums")
-    assert (row["remasking"], row["temperature"], row["top_k"], row["cache_mode"]) == ("dynamic", 0.7, 3, "exact")
+    assert (row["remasking"], row["temperature"], row["top_k"], row["cache_mode"]) == (
+        "dynamic",
+        0.7,
+        3,
+        "exact",
+    )
     assert row["num_steps"] == rollout.trajectory.num_steps == max(row["step_map"])
     assert row["block_size"] == 4
 
@@ -102,9 +130,15 @@ def test_a_drawn_order_comes_back_as_it_was(tmp_path):
     written = rollouts(remasking="plackett_luce", steps_per_block=2)
     write_rollouts(tmp_path / "rollouts.parquet", rollout_table(written))
     row = read_rollouts(tmp_path / "rollouts.parquet").to_pylist()[0]
-    assert (row["order_temperature"], row["order_score"], row["schedule"]) == (0.5, "max_logprob", "even")
+    assert (row["order_temperature"], row["order_score"], row["schedule"]) == (
+        0.5,
+        "max_logprob",
+        "even",
+    )
     wrong = [rollout for rollout in written if rollout.verdict == "wrong"]
-    for rollout, back in zip(wrong, read_trajectories(tmp_path / "rollouts.parquet", "wrong"), strict=True):
+    for rollout, back in zip(
+        wrong, read_trajectories(tmp_path / "rollouts.parquet", "wrong"), strict=True
+    ):
         assert rollout.trajectory.order_in_step is not None
         np.testing.assert_array_equal(rollout.trajectory.order_in_step, back.order_in_step)
         np.testing.assert_array_equal(rollout.trajectory.order_logprobs, back.order_logprobs)
@@ -113,7 +147,10 @@ def test_a_drawn_order_comes_back_as_it_was(tmp_path):
 
 def test_filtered_log_probabilities_are_stored_only_where_they_differ():
     for sampler, stored in (({}, False), ({"top_k": 3}, True), ({"top_p": 0.8}, True)):
-        assert all((value is not None) is stored for value in rollout_table(rollouts(**sampler))["filtered_logprobs"].to_pylist())
+        assert all(
+            (value is not None) is stored
+            for value in rollout_table(rollouts(**sampler))["filtered_logprobs"].to_pylist()
+        )
 
 
 # Complete or absent, and equal
@@ -129,7 +166,9 @@ def test_equal_rows_give_equal_bytes(tmp_path):
     assert (tmp_path / "one").read_bytes() != (tmp_path / "two").read_bytes()
 
 
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=repr
+)
 def test_a_failed_write_leaves_the_file_before_it_and_nothing_else(tmp_path, monkeypatch, failure):
     path = tmp_path / "rollouts.parquet"
     write_rollouts(path, rollout_table(rollouts()[:1]))
@@ -140,7 +179,9 @@ def test_a_failed_write_leaves_the_file_before_it_and_nothing_else(tmp_path, mon
         raise failure
 
     monkeypatch.setattr(pq, "write_table", fails)
-    with pytest.raises(type(failure) if isinstance(failure, KeyboardInterrupt) else (OSError, DataError)):
+    with pytest.raises(
+        type(failure) if isinstance(failure, KeyboardInterrupt) else (OSError, DataError)
+    ):
         write_rollouts(path, rollout_table(rollouts()))
     assert [p.name for p in tmp_path.iterdir()] == ["rollouts.parquet"]
     assert path.read_bytes() == before
@@ -193,7 +234,9 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("version", [str(SCHEMA_VERSION + 1).encode(), None])
 def test_another_schema_version_is_named_with_both(tmp_path, version):
     path = tmp_path / "rollouts.parquet"
-    table = rollout_table(rollouts()).replace_schema_metadata({VERSION_KEY: version} if version else None)
+    table = rollout_table(rollouts()).replace_schema_metadata(
+        {VERSION_KEY: version} if version else None
+    )
     pq.write_table(table, path)
     text = error_of(path)
     assert str(path) in text
@@ -215,5 +258,8 @@ def test_missing_columns_are_named(tmp_path):
 def test_a_row_without_what_it_must_have_is_refused_when_it_is_written():
     with pytest.raises((pa.ArrowInvalid, ValueError, TypeError, DataError)):
         rollout_table([replace(rollouts()[0], iteration="first")])  # type: ignore[arg-type]
-    assert all(not ROLLOUTS.field(name).nullable for name in ("rollout_id", "task_id", "response_ids", "step_map", "logprobs", "reward"))
+    assert all(
+        not ROLLOUTS.field(name).nullable
+        for name in ("rollout_id", "task_id", "response_ids", "step_map", "logprobs", "reward")
+    )
     assert not any(field.nullable for field in TASKS)

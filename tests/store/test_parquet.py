@@ -1,4 +1,5 @@
-"""Folders of Parquet files: sealed once all writers are done, never written into again, and readable in later versions of the schema."""
+"""Folders of Parquet files: sealed once all writers are done, never written into again, and
+readable in later versions of the schema."""
 
 import json
 import subprocess
@@ -30,13 +31,20 @@ for i in range(3):
     write_parquet(Path(sys.argv[1]) / f"iter-{i:05d}-rank-{sys.argv[2]}.parquet", as_table("rollouts", sound("rollouts")))
 """
     writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(rank)], cwd=ROOT, env=environment(tmp_path)) for rank in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path), str(rank)],
+            cwd=ROOT,
+            env=environment(tmp_path),
+        )
+        for rank in range(2)
     ]
     assert [writer.wait() for writer in writers] == [0, 0]
     seal(tmp_path)
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert sorted(manifest) == [f"iter-{i:05d}-rank-{rank}.parquet" for i in range(3) for rank in range(2)]
+    assert sorted(manifest) == [
+        f"iter-{i:05d}-rank-{rank}.parquet" for i in range(3) for rank in range(2)
+    ]
     assert {entry["rows"] for entry in manifest.values()} == {8}
     assert len({entry["sha256"] for entry in manifest.values()}) == 1
     assert not list(tmp_path.glob("*.tmp"))
@@ -65,11 +73,21 @@ def test_a_damaged_manifest_is_named(text, tmp_path):
 
 
 def test_lists_have_the_encodings_that_were_measured(tmp_path):
-    rows = [{**row, "filtered_logprobs": row["logprobs"], "order_in_step": row["step_map"], "order_logprobs": row["logprobs"]}
-            for row in sound("rollouts")]  # fmt: skip
+    rows = [
+        {
+            **row,
+            "filtered_logprobs": row["logprobs"],
+            "order_in_step": row["step_map"],
+            "order_logprobs": row["logprobs"],
+        }
+        for row in sound("rollouts")
+    ]
     write_parquet(tmp_path / "rows.parquet", as_table("rollouts", rows))
     group = pq.read_metadata(tmp_path / "rows.parquet").row_group(0)
-    found = {group.column(i).path_in_schema.split(".")[0]: group.column(i).encodings for i in range(group.num_columns)}
+    found = {
+        group.column(i).path_in_schema.split(".")[0]: group.column(i).encodings
+        for i in range(group.num_columns)
+    }
     assert all(encoding in found[name] for name, encoding in LIST_ENCODINGS.items())
     assert "RLE_DICTIONARY" in found["response_ids"]
 
@@ -79,7 +97,9 @@ def test_lists_have_the_encodings_that_were_measured(tmp_path):
 
 def test_every_older_version_has_a_fixture_and_a_migration():
     assert sorted(MIGRATIONS) == list(range(1, SCHEMA_VERSION))
-    assert sorted(int(folder.name[1:]) for folder in OLD.iterdir()) == list(range(1, SCHEMA_VERSION))
+    assert sorted(int(folder.name[1:]) for folder in OLD.iterdir()) == list(
+        range(1, SCHEMA_VERSION)
+    )
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
@@ -89,9 +109,14 @@ def test_rows_of_an_older_version_are_read_with_the_columns_of_this_one(version)
     stored, rows = pq.read_table(path), read_rollouts(path)
     assert rows.schema.equals(ROLLOUTS)
     assert all(rows[name].to_pylist() == stored[name].to_pylist() for name in stored.column_names)
-    assert rows["num_prompt_tokens"].to_pylist() == [len(ids) for ids in stored["prompt_ids"].to_pylist()]
+    assert rows["num_prompt_tokens"].to_pylist() == [
+        len(ids) for ids in stored["prompt_ids"].to_pylist()
+    ]
     assert len(read_trajectories(path, "correct")) == stored["verdict"].to_pylist().count("correct")
-    assert [task.task_id for task in read_tasks(OLD / f"v{version}" / "tasks.parquet")] == ["sums/1", "mine/2"]
+    assert [task.task_id for task in read_tasks(OLD / f"v{version}" / "tasks.parquet")] == [
+        "sums/1",
+        "mine/2",
+    ]
 
 
 def test_a_new_column_needs_a_version_and_an_expression_for_old_rows(tmp_path, monkeypatch):
@@ -101,10 +126,16 @@ def test_a_new_column_needs_a_version_and_an_expression_for_old_rows(tmp_path, m
     monkeypatch.setitem(SCHEMAS, "rollouts", wider)
     with pytest.raises(DataError, match="num_blocks"):
         read_rollouts(path)
-    monkeypatch.setitem(MIGRATIONS, SCHEMA_VERSION, {"rollouts": {"num_blocks": "ceil(len(response_ids) / block_size)"}})
+    monkeypatch.setitem(
+        MIGRATIONS,
+        SCHEMA_VERSION,
+        {"rollouts": {"num_blocks": "ceil(len(response_ids) / block_size)"}},
+    )
     monkeypatch.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     monkeypatch.setattr("tracerl.store.parquet.SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    assert read_rollouts(path)["num_blocks"].to_pylist() == [-(-len(row["response_ids"]) // 4) for row in sound("rollouts")]
+    assert read_rollouts(path)["num_blocks"].to_pylist() == [
+        -(-len(row["response_ids"]) // 4) for row in sound("rollouts")
+    ]
 
 
 def test_a_manifest_has_the_bytes_of_its_content_only(tmp_path):

@@ -1,4 +1,5 @@
-"""The ten questions of docs/sql.md, each answered and held to the answer that plain Python gives; the macros and views behind them."""
+"""The ten questions of docs/sql.md, each answered and held to the answer that plain Python gives;
+the macros and views behind them."""
 
 import math
 import re
@@ -12,9 +13,16 @@ from tests.reporting.synthetic_run import make_rollouts, make_tasks, small_param
 from tracerl.store.catalog import MACROS, VIEWS, answer, connect, query
 
 DOCS = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
-QUESTIONS = {int(number): sql for number, sql in re.findall(r"### (\d+)\. .*?```sql\n(.*?)```", DOCS, re.S)}
+QUESTIONS = {
+    int(number): sql for number, sql in re.findall(r"### (\d+)\. .*?```sql\n(.*?)```", DOCS, re.S)
+}
 STAGES = ("rl@short", "rl@long")
-ROLLOUTS = [rollout for stage in STAGES for iteration in (1, 2) for rollout in make_rollouts(stage, iteration)]
+ROLLOUTS = [
+    rollout
+    for stage in STAGES
+    for iteration in (1, 2)
+    for rollout in make_rollouts(stage, iteration)
+]
 LAST = [rollout for rollout in ROLLOUTS if rollout.iteration == 2]
 
 
@@ -32,9 +40,14 @@ def connection(root):
 
 
 def by_iteration(value):
-    """Rows of stage, iteration and `value` of that iteration's rollouts, in the order of the questions."""
+    """Rows of stage, iteration and `value` of that iteration's rollouts, in the order of the
+    questions."""
     return [
-        {"stage": stage, "iteration": iteration, **value([r for r in ROLLOUTS if (r.stage, r.iteration) == (stage, iteration)])}
+        {
+            "stage": stage,
+            "iteration": iteration,
+            **value([r for r in ROLLOUTS if (r.stage, r.iteration) == (stage, iteration)]),
+        }
         for stage in sorted(STAGES)
         for iteration in (1, 2)
     ]
@@ -52,29 +65,56 @@ def passed(rollouts):
 
 
 def tokens(rollouts, forwards):
-    return sum(r.trajectory.num_tokens for r in rollouts) / sum(getattr(r.trajectory, forwards) for r in rollouts)
+    return sum(r.trajectory.num_tokens for r in rollouts) / sum(
+        getattr(r.trajectory, forwards) for r in rollouts
+    )
 
 
 def question_1():
-    return by_iteration(lambda rs: {"responses": len(rs), "reward": sum(r.reward for r in rs) / len(rs), "passed": passed(rs)})
+    return by_iteration(
+        lambda rs: {
+            "responses": len(rs),
+            "reward": sum(r.reward for r in rs) / len(rs),
+            "passed": passed(rs),
+        }
+    )
 
 
 def question_2():
     rows = []
     for task in make_tasks():
         mine = [r for r in LAST if r.task == task]
-        rows.append({"task_id": task.task_id, "prompt": task.prompt, "answer": task.answer, "passed": passed(mine), "responses": len(mine)})
+        rows.append(
+            {
+                "task_id": task.task_id,
+                "prompt": task.prompt,
+                "answer": task.answer,
+                "passed": passed(mine),
+                "responses": len(mine),
+            }
+        )
     return sorted(rows, key=lambda row: (row["passed"], row["task_id"]))
 
 
 def question_3():
-    return by_iteration(lambda rs: {"per_step": tokens(rs, "num_denoising_forwards"), "per_forward": tokens(rs, "num_forwards")})
+    return by_iteration(
+        lambda rs: {
+            "per_step": tokens(rs, "num_denoising_forwards"),
+            "per_forward": tokens(rs, "num_forwards"),
+        }
+    )
 
 
 def question_4():
     def rates(rollouts):
-        counts = [(len(g), sum(r.verdict == "correct" for r in g)) for g in groups_of(rollouts).values()]
-        return {f"pass_at_{k}": sum(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts) / len(counts) for k in (1, 2)}
+        counts = [
+            (len(g), sum(r.verdict == "correct" for r in g)) for g in groups_of(rollouts).values()
+        ]
+        return {
+            f"pass_at_{k}": sum(1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts)
+            / len(counts)
+            for k in (1, 2)
+        }
 
     return by_iteration(rates)
 
@@ -83,7 +123,11 @@ def question_5():
     def shares(rollouts):
         rates = [passed(group) for group in groups_of(rollouts).values()]
         mixed = sum(0 < rate < 1 for rate in rates)
-        return {"all_wrong": rates.count(0) / len(rates), "all_right": rates.count(1) / len(rates), "mixed": mixed / len(rates)}
+        return {
+            "all_wrong": rates.count(0) / len(rates),
+            "all_right": rates.count(1) / len(rates),
+            "mixed": mixed / len(rates),
+        }
 
     return by_iteration(shares)
 
@@ -94,7 +138,11 @@ def question_6():
         rewards = np.array([r.reward for r in group])
         spread = rewards.std()
         rows += [
-            {"rollout_id": r.rollout_id, "reward": r.reward, "advantage": (r.reward - rewards.mean()) / spread if spread else 0.0}
+            {
+                "rollout_id": r.rollout_id,
+                "reward": r.reward,
+                "advantage": (r.reward - rewards.mean()) / spread if spread else 0.0,
+            }
             for r in group
         ]
     return sorted(rows, key=lambda row: (-abs(row["advantage"]), row["rollout_id"]))[:10]
@@ -107,22 +155,42 @@ def question_7():
         positions = len(trajectory.prompt_ids) + np.arange(len(trajectory.step_map))
         for block in np.unique(positions // 4):
             inside = positions // 4 == block
-            ranks = {step: rank for rank, step in enumerate(sorted(set(trajectory.step_map[inside])), start=1)}
-            counts.update((int(p % 4), ranks[s]) for p, s in zip(positions[inside], trajectory.step_map[inside], strict=True))
-    return [{"place": place, "step_in_block": step, "tokens": count} for (place, step), count in sorted(counts.items())]
+            ranks = {
+                step: rank
+                for rank, step in enumerate(sorted(set(trajectory.step_map[inside])), start=1)
+            }
+            counts.update(
+                (int(p % 4), ranks[s])
+                for p, s in zip(positions[inside], trajectory.step_map[inside], strict=True)
+            )
+    return [
+        {"place": place, "step_in_block": step, "tokens": count}
+        for (place, step), count in sorted(counts.items())
+    ]
 
 
 def question_8():
     means = defaultdict(list)
     for rollout in LAST:
-        means[rollout.verdict].append(float(np.mean(rollout.trajectory.logprobs[: rollout.trajectory.num_tokens].astype(np.float64))))
-    return [{"verdict": verdict, "mean_logprob": sum(values) / len(values)} for verdict, values in sorted(means.items())]
+        means[rollout.verdict].append(
+            float(
+                np.mean(
+                    rollout.trajectory.logprobs[: rollout.trajectory.num_tokens].astype(np.float64)
+                )
+            )
+        )
+    return [
+        {"verdict": verdict, "mean_logprob": sum(values) / len(values)}
+        for verdict, values in sorted(means.items())
+    ]
 
 
 def question_9():
     rows = []
     for stage in sorted(STAGES):
-        shares = [float((np.diff(r.trajectory.step_map) < 0).mean()) for r in LAST if r.stage == stage]
+        shares = [
+            float((np.diff(r.trajectory.step_map) < 0).mean()) for r in LAST if r.stage == stage
+        ]
         rows.append({"stage": stage, "out_of_order": sum(shares) / len(shares)})
     return rows
 
@@ -131,11 +199,29 @@ def question_10():
     rows = []
     for r in sorted(LAST, key=lambda r: r.rollout_id)[:10]:
         order = np.argsort(r.trajectory.step_map, kind="stable") + 1
-        rows.append({"rollout_id": r.rollout_id, "verdict": r.verdict, "whole": r.text, "first_places": order[:5].tolist()})
+        rows.append(
+            {
+                "rollout_id": r.rollout_id,
+                "verdict": r.verdict,
+                "whole": r.text,
+                "first_places": order[:5].tolist(),
+            }
+        )
     return rows
 
 
-ANSWERS = [question_1, question_2, question_3, question_4, question_5, question_6, question_7, question_8, question_9, question_10]
+ANSWERS = [
+    question_1,
+    question_2,
+    question_3,
+    question_4,
+    question_5,
+    question_6,
+    question_7,
+    question_8,
+    question_9,
+    question_10,
+]
 
 
 @pytest.mark.parametrize("number", range(1, 11))
@@ -145,7 +231,9 @@ def test_a_documented_question_has_the_answer_of_plain_python(number, connection
     assert [list(row) for row in rows] == [list(row) for row in expected]
     for row, wanted in zip(rows, expected, strict=True):
         for name, value in wanted.items():
-            assert row[name] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), name
+            assert row[name] == (
+                pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+            ), name
 
 
 def test_every_view_and_macro_is_documented_and_every_question_numbered():
@@ -156,19 +244,26 @@ def test_every_view_and_macro_is_documented_and_every_question_numbered():
 
 def test_pass_at_k_is_the_unbiased_estimator(connection):
     rows = answer(
-        connection, "SELECT n, c, k, pass_at_k(n, c, k) AS p FROM range(1, 7) a(n), range(0, 7) b(c), range(1, 7) d(k) WHERE c <= n"
+        connection,
+        "SELECT n, c, k, pass_at_k(n, c, k) AS p FROM range(1, 7) a(n), range(0, 7) b(c), range(1, 7) d(k) WHERE c <= n",
     )
     for row in rows.to_pylist():
         n, c, k = row["n"], row["c"], row["k"]
-        assert row["p"] == (None if k > n else pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k)))
+        assert row["p"] == (
+            None if k > n else pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k))
+        )
 
 
 def test_unmask_order_leaves_out_what_was_never_reached_and_breaks_ties_by_place(connection):
-    assert answer(connection, "SELECT unmask_order([2, 1, 2, 0, 1, 3]) AS o").to_pylist() == [{"o": [2, 5, 1, 3, 6]}]
+    assert answer(connection, "SELECT unmask_order([2, 1, 2, 0, 1, 3]) AS o").to_pylist() == [
+        {"o": [2, 5, 1, 3, 6]}
+    ]
 
 
 def test_one_function_gives_a_relation(root):
-    relation = query(root, "SELECT count(*) AS n FROM rollouts WHERE stage = $stage", {"stage": "rl@short"})
+    relation = query(
+        root, "SELECT count(*) AS n FROM rollouts WHERE stage = $stage", {"stage": "rl@short"}
+    )
     assert relation.fetchall() == [(16,)]
     assert relation.df()["n"].tolist() == [16]
     assert relation.to_arrow_table().to_pylist() == [{"n": 16}]
@@ -181,10 +276,19 @@ def test_checkpoints_metrics_and_runs_follow_the_files(root, connection):
     assert [row["stage"] for row in runs if row["kind"] in ("sft", "rl")] == rounds
     assert {row["stage"]: row["init"] for row in runs}["rl@short"] == "sft@short"
     assert {row["policy_hash"] for row in runs if row["stage"] == "base"} == {"0123456789abcdef"}
-    curve = answer(connection, "FROM metrics WHERE stage = 'base' AND curve = 'train' AND name = 'loss' ORDER BY step").to_pylist()
+    curve = answer(
+        connection,
+        "FROM metrics WHERE stage = 'base' AND curve = 'train' AND name = 'loss' ORDER BY step",
+    ).to_pylist()
     assert [row["step"] for row in curve] == list(range(25, 801, 25))
-    held_out = answer(connection, "SELECT DISTINCT name FROM metrics WHERE stage = 'rl@short' AND curve = 'held-out'")["name"].to_pylist()
+    held_out = answer(
+        connection,
+        "SELECT DISTINCT name FROM metrics WHERE stage = 'rl@short' AND curve = 'held-out'",
+    )["name"].to_pylist()
     assert {"static.accuracy", "dynamic.accuracy"} <= set(held_out)
-    final = answer(connection, "SELECT value FROM metrics WHERE stage = 'base' AND step IS NULL AND name = 'loss'").to_pylist()
+    final = answer(
+        connection,
+        "SELECT value FROM metrics WHERE stage = 'base' AND step IS NULL AND name = 'loss'",
+    ).to_pylist()
     assert final == [{"value": 0.31}]
     assert answer(connection, "FROM checkpoints").num_rows == 0

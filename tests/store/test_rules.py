@@ -1,4 +1,5 @@
-"""Every rule is kept by sound rows and seen broken by a crafted one, which is named with its file, row group and column."""
+"""Every rule is kept by sound rows and seen broken by a crafted one, which is named with its file,
+row group and column."""
 
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def test_sound_rows_keep_every_rule(table, tmp_path):
 
 
 def test_every_rule_has_a_row_that_breaks_it():
-    assert {table: list(breaks) for table, breaks in BREAKS.items()} == {t: [rule.name for rule in rules] for t, rules in RULES.items()}
+    assert {table: list(breaks) for table, breaks in BREAKS.items()} == {
+        t: [rule.name for rule in rules] for t, rules in RULES.items()
+    }
 
 
 @pytest.mark.parametrize(("table", "name"), CASES)
@@ -57,7 +60,13 @@ def test_the_vocabulary_is_not_checked_where_it_is_not_known(tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "block_size", "steps", "distinct", "inside"),
     [
-        (3, 4, [1, 3, 2, 3, 4, 3, 5, 5, 6], 6, False),  # the first block holds one token of the response: step 3 is in two blocks
+        (
+            3,
+            4,
+            [1, 3, 2, 3, 4, 3, 5, 5, 6],
+            6,
+            False,
+        ),  # the first block holds one token of the response: step 3 is in two blocks
         (3, 4, [1, 3, 2, 2, 4, 5, 5, 5, 6], 6, True),
         (3, 2, [1, 1, 2, 2], 2, True),  # blocks of full attention start at the response
         (4, 4, [2, 1, 0, 0], 2, True),  # never reached
@@ -67,7 +76,13 @@ def test_the_vocabulary_is_not_checked_where_it_is_not_known(tmp_path):
     ],
 )
 def test_derived_columns_follow_the_grid(prompt, block_size, steps, distinct, inside):
-    row = {**sound("rollouts")[0], "num_prompt_tokens": prompt, "prompt_ids": [0] * prompt, "block_size": block_size, "step_map": steps}
+    row = {
+        **sound("rollouts")[0],
+        "num_prompt_tokens": prompt,
+        "prompt_ids": [0] * prompt,
+        "block_size": block_size,
+        "step_map": steps,
+    }
     other = sound("rollouts")[1]
     table = derived(as_table("rollouts", [other, row, other]))
     assert table["distinct_steps"].to_pylist() == [other["num_steps"], distinct, other["num_steps"]]
@@ -76,10 +91,22 @@ def test_derived_columns_follow_the_grid(prompt, block_size, steps, distinct, in
 
 def test_derived_extremes_are_those_of_the_lists():
     row = sound("rollouts")[0]
-    odd = {**row, "prompt_ids": [], "response_ids": [7, 3], "step_map": [2_000_000_000, 1], "logprobs": [-1.0, float("nan"), 0.5]}
+    odd = {
+        **row,
+        "prompt_ids": [],
+        "response_ids": [7, 3],
+        "step_map": [2_000_000_000, 1],
+        "logprobs": [-1.0, float("nan"), 0.5],
+    }
     none = {**row, "prompt_ids": [9], "response_ids": [], "step_map": [], "logprobs": []}
-    table = derived(as_table("rollouts", [none, odd, none])).select(["lowest_id", "highest_id", "lowest_step", "highest_step"])
-    assert [tuple(one.values()) for one in table.to_pylist()] == [(9, 9, None, None), (3, 7, 1, 2_000_000_000), (9, 9, None, None)]
+    table = derived(as_table("rollouts", [none, odd, none])).select(
+        ["lowest_id", "highest_id", "lowest_step", "highest_step"]
+    )
+    assert [tuple(one.values()) for one in table.to_pylist()] == [
+        (9, 9, None, None),
+        (3, 7, 1, 2_000_000_000),
+        (9, 9, None, None),
+    ]
     highest = derived(as_table("rollouts", [none, odd, row]))["highest_logprob"].to_pylist()
     assert highest[0] is None
     assert highest[1] != highest[1]

@@ -1,4 +1,5 @@
-"""A run on S3 is queried like a local one, through fsspec and nothing else, from a server on this machine."""
+"""A run on S3 is queried like a local one, through fsspec and nothing else, from a server on this
+machine."""
 
 import os
 
@@ -11,7 +12,9 @@ from tracerl.store.catalog import answer, connect
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:botocore", "ignore::ResourceWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:botocore", "ignore::ResourceWarning"
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,10 @@ def address(tmp_path_factory):
             patch.setitem(os.environ, name, value)
         root = tmp_path_factory.mktemp("run")
         write_tasks(root / "data" / "tasks" / "mixed.parquet", make_tasks())
-        write_rollouts(root / "data" / "rollouts" / "rl@short" / "one.parquet", rollout_table(make_rollouts("rl@short", 1)))
+        write_rollouts(
+            root / "data" / "rollouts" / "rl@short" / "one.parquet",
+            rollout_table(make_rollouts("rl@short", 1)),
+        )
         seal(root / "data" / "rollouts" / "rl@short")
         (root / "data" / "checkpoints" / "base").mkdir(parents=True)
         character_tokenizer().save(root / "data" / "checkpoints" / "base")
@@ -50,10 +56,12 @@ def address(tmp_path_factory):
 def test_views_macros_and_text_come_from_s3(address):
     connection = connect(address)
     rows = answer(
-        connection, "SELECT text, decoded(response_ids) AS d, prompt FROM rollouts JOIN tasks USING (task_id) ORDER BY rollout_id"
+        connection,
+        "SELECT text, decoded(response_ids) AS d, prompt FROM rollouts JOIN tasks USING (task_id) ORDER BY rollout_id",
     )
     assert rows.to_pylist() == [
-        {"text": r.text, "d": r.text, "prompt": r.task.prompt} for r in sorted(make_rollouts("rl@short", 1), key=lambda r: r.rollout_id)
+        {"text": r.text, "d": r.text, "prompt": r.task.prompt}
+        for r in sorted(make_rollouts("rl@short", 1), key=lambda r: r.rollout_id)
     ]
 
 

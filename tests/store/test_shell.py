@@ -1,4 +1,5 @@
-"""The SQL shell, typed at through a pipe: answers, completion, history, commands, and no end before it is asked for."""
+"""The SQL shell, typed at through a pipe: answers, completion, history, commands, and no end before
+it is asked for."""
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -17,7 +18,10 @@ from tracerl.store.shell import HELP, NameCompleter, completions, run_shell
 @pytest.fixture(scope="module")
 def connection(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
-    write_rollouts(root / "data" / "rollouts" / "rl@short" / "one.parquet", rollout_table(make_rollouts("rl@short", 1)))
+    write_rollouts(
+        root / "data" / "rollouts" / "rl@short" / "one.parquet",
+        rollout_table(make_rollouts("rl@short", 1)),
+    )
     return connect(root)
 
 
@@ -38,7 +42,11 @@ def typed(connection, text, history):
 
 
 def test_a_statement_ends_with_a_semicolon_and_may_have_many_lines(connection, tmp_path):
-    said = typed(connection, "select count(*) as n\nfrom rollouts;\nselect 1 as x;\n.quit\n", tmp_path / "new" / "history")
+    said = typed(
+        connection,
+        "select count(*) as n\nfrom rollouts;\nselect 1 as x;\n.quit\n",
+        tmp_path / "new" / "history",
+    )
     assert said[1:] == [[{"n": 8}], [{"x": 1}]]
     assert "select 1 as x;" in (tmp_path / "new" / "history").read_text()
 
@@ -55,7 +63,9 @@ def test_a_wrong_query_does_not_end_the_shell_and_end_of_input_does(connection, 
 
 
 def test_commands_say_what_there_is(connection, tmp_path):
-    said = typed(connection, ".tables\n.columns rollouts\n.macros\n.nonsense\n.quit\n", tmp_path / "history")
+    said = typed(
+        connection, ".tables\n.columns rollouts\n.macros\n.nonsense\n.quit\n", tmp_path / "history"
+    )
     assert said[1] == "\n".join(VIEWS)
     assert {"column_name": "step_map", "column_type": "INTEGER[]"} in said[2]
     assert "pass_at_k(n, c, k): " in said[3]
@@ -73,6 +83,10 @@ def test_commands_say_what_there_is(connection, tmp_path):
     ],
 )
 def test_tab_completes_views_columns_macros_and_commands(connection, text, first):
-    found = list(NameCompleter(completions(connection)).get_completions(Document(text), CompleteEvent(completion_requested=True)))
+    found = list(
+        NameCompleter(completions(connection)).get_completions(
+            Document(text), CompleteEvent(completion_requested=True)
+        )
+    )
     assert found[0].text == first
     assert list(NameCompleter({}).get_completions(Document("select "), CompleteEvent())) == []

@@ -30,7 +30,8 @@ class Listing(list[Any]):
 
 @contextmanager
 def killed_at(moment: int, backwards: bool = False) -> Iterator[list[str]]:
-    """Kills just before the `moment`-th change to the file system; yields the changes that were made.
+    """Kills just before the `moment`-th change to the file system; yields the changes that were
+    made.
 
     Folders are walked in the order of their names, or backwards: file systems may choose any.
     """
@@ -63,7 +64,8 @@ def killed_at(moment: int, backwards: bool = False) -> Iterator[list[str]]:
 
 
 def stage(root: Path, units: int = 3) -> None:
-    """A small stage: in each unit a row file and a number more, then a checkpoint, a metrics file, and all of it published."""
+    """A small stage: in each unit a row file and a number more, then a checkpoint, a metrics file,
+    and all of it published."""
     space = Workspace(root / "scratch" / "stage-1")
     saved = space.load()
     total, done = (saved[0]["total"], saved[1]["done"]) if saved else (torch.zeros(2), 0)
@@ -86,11 +88,22 @@ def contents(path: Path) -> dict[str, str] | str | None:
     """What is at `path`: a file's text, a folder's files, or nothing."""
     if path.is_file():
         return path.read_text()
-    return {str(file.relative_to(path)): file.read_text() for file in sorted(path.rglob("*")) if file.is_file()} if path.is_dir() else None
+    return (
+        {
+            str(file.relative_to(path)): file.read_text()
+            for file in sorted(path.rglob("*"))
+            if file.is_file()
+        }
+        if path.is_dir()
+        else None
+    )
 
 
 def outputs(root: Path) -> "Contents":
-    return {name: contents(root / name) for name in ("data/rows", "reports/metrics.json", "data/checkpoint")}
+    return {
+        name: contents(root / name)
+        for name in ("data/rows", "reports/metrics.json", "data/checkpoint")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +140,9 @@ def number_of_changes(root: Path, earlier: bool) -> int:
 
 @pytest.mark.parametrize("backwards", WALKS)
 @pytest.mark.parametrize("earlier", BEFORE)
-def test_every_output_is_complete_or_absent_whenever_a_stage_is_killed(undisturbed, tmp_path, earlier, backwards):
+def test_every_output_is_complete_or_absent_whenever_a_stage_is_killed(
+    undisturbed, tmp_path, earlier, backwards
+):
     for moment in range(number_of_changes(tmp_path / "count", earlier)):
         root = tmp_path / f"{moment}"
         old = fresh(root, earlier)
@@ -135,12 +150,16 @@ def test_every_output_is_complete_or_absent_whenever_a_stage_is_killed(undisturb
             stage(root)
         assert made[-1] == "killed"
         for name, found in outputs(root).items():
-            assert found in (None, old[name], outputs(undisturbed)[name]), f"{name}, killed before change {moment} ({made[-4:]})"
+            assert found in (None, old[name], outputs(undisturbed)[name]), (
+                f"{name}, killed before change {moment} ({made[-4:]})"
+            )
 
 
 @pytest.mark.parametrize("backwards", WALKS)
 @pytest.mark.parametrize("earlier", BEFORE)
-def test_a_stage_killed_anywhere_ends_as_if_undisturbed_when_it_is_run_again(undisturbed, tmp_path, earlier, backwards):
+def test_a_stage_killed_anywhere_ends_as_if_undisturbed_when_it_is_run_again(
+    undisturbed, tmp_path, earlier, backwards
+):
     for moment in range(number_of_changes(tmp_path / "count", earlier)):
         root = tmp_path / f"{moment}"
         fresh(root, earlier)
@@ -148,7 +167,11 @@ def test_a_stage_killed_anywhere_ends_as_if_undisturbed_when_it_is_run_again(und
             stage(root)
         stage(root)
         assert outputs(root) == outputs(undisturbed), f"killed before change {moment} ({made[-4:]})"
-        leftovers = [str(path.relative_to(root)) for path in root.rglob("*") if path.suffix == ".tmp" or path.parent.name == "scratch"]
+        leftovers = [
+            str(path.relative_to(root))
+            for path in root.rglob("*")
+            if path.suffix == ".tmp" or path.parent.name == "scratch"
+        ]
         assert leftovers == [], f"killed before change {moment} ({made[-4:]})"
 
 
@@ -166,7 +189,11 @@ def test_a_stage_killed_twice_ends_as_if_undisturbed(undisturbed, tmp_path):
 def test_finished_units_are_not_repeated(tmp_path):
     space = Workspace(tmp_path / "scratch")
     assert space.load() is None
-    tensors = {"a": torch.arange(6).reshape(2, 3).T, "half": torch.tensor([0.1], dtype=torch.bfloat16), "step": torch.tensor(7)}
+    tensors = {
+        "a": torch.arange(6).reshape(2, 3).T,
+        "half": torch.tensor([0.1], dtype=torch.bfloat16),
+        "step": torch.tensor(7),
+    }
     space.save(tensors, {"done": 2, "curve": [{"loss": 0.1}]})
     loaded = Workspace(tmp_path / "scratch").load()
     assert loaded is not None
@@ -201,5 +228,7 @@ def test_a_failed_save_keeps_the_state_before_it(tmp_path):
 
 def test_json_has_a_fixed_order_and_an_end(tmp_path):
     write_json(tmp_path / "new" / "metrics.json", {"b": 1, "a": [0.1]})
-    assert (tmp_path / "new" / "metrics.json").read_text() == '{\n  "a": [\n    0.1\n  ],\n  "b": 1\n}\n'
+    assert (
+        tmp_path / "new" / "metrics.json"
+    ).read_text() == '{\n  "a": [\n    0.1\n  ],\n  "b": 1\n}\n'
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["metrics.json"]

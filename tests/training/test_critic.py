@@ -1,4 +1,5 @@
-"""The value model: the identities of its returns and advantages, what it sees, that it learns, and that a killed round resumes with it."""
+"""The value model: the identities of its returns and advantages, what it sees, that it learns, and
+that a killed round resumes with it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,11 @@ from tracerl.models.lora import fit_adapters
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
-from tracerl.objectives.advantages import explained_variance, outcome_rewards, returns_and_advantages
+from tracerl.objectives.advantages import (
+    explained_variance,
+    outcome_rewards,
+    returns_and_advantages,
+)
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.seeds import generator_for
 from tracerl.store.workspace import Workspace
@@ -35,7 +40,14 @@ CRITIC: dict[str, Any] = {
     "clip": 10.0,
     "every": 1,
     "updates": 2,
-    "optimizer": {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.0, "clip_norm": 1.0, "warmup": 0, "decay": 0.0},
+    "optimizer": {
+        "lr": 0.01,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 0,
+        "decay": 0.0,
+    },
 }
 
 
@@ -59,7 +71,9 @@ def test_without_a_discount_a_return_is_the_reward_and_the_step_means_that_follo
     rewards, values, steps = case
     returns, _ = returns_and_advantages(rewards, values, steps, 1.0, trace)
     later = means(rewards, steps)
-    np.testing.assert_allclose(returns, [r + later[t + 1 :].sum() for r, t in zip(rewards, steps, strict=True)], atol=1e-9)
+    np.testing.assert_allclose(
+        returns, [r + later[t + 1 :].sum() for r, t in zip(rewards, steps, strict=True)], atol=1e-9
+    )
 
 
 @given(case=cases())
@@ -75,7 +89,9 @@ def test_without_a_discount_and_with_a_whole_trace_an_advantage_is_return_less_v
 def test_without_a_trace_an_advantage_is_one_step_of_temporal_difference(case, discount):
     rewards, values, steps = case
     _, advantages = returns_and_advantages(rewards, values, steps, discount, 0.0)
-    np.testing.assert_allclose(advantages, rewards - values + discount * means(values, steps)[steps + 1], atol=1e-9)
+    np.testing.assert_allclose(
+        advantages, rewards - values + discount * means(values, steps)[steps + 1], atol=1e-9
+    )
 
 
 @given(case=cases(), discount=st.floats(0, 1), trace=st.floats(0, 1))
@@ -118,7 +134,9 @@ def test_a_value_conditions_on_the_steps_before_its_own_and_a_fresh_head_says_no
     steps = trajectory.step_map[: trajectory.num_tokens]
     last = int(np.argmax(steps))
     ids[last] = (ids[last] + 1) % 29 + 3
-    assert torch.equal(values(replace(trajectory, response_ids=ids)), before), "nothing is decided after the last step"
+    assert torch.equal(values(replace(trajectory, response_ids=ids)), before), (
+        "nothing is decided after the last step"
+    )
     first = int(np.argmin(steps))
     ids = trajectory.response_ids.copy()
     ids[first] = (ids[first] + 1) % 29 + 3
@@ -134,10 +152,13 @@ def value_side(policy: Transformer, settings_: Any, updates: int) -> ValueSide:
 
 @pytest.mark.parametrize("family", ["sdar", "dream"])
 def test_a_value_model_comes_to_explain_what_its_responses_earn(family, tmp_path):
-    """Six responses of fixed rewards, four rounds of updates: what it explains of the returns rises from nothing."""
+    """Six responses of fixed rewards, four rounds of updates: what it explains of the returns rises
+    from nothing."""
     policy = sharp_model(family)
     round_settings = round_of("tracerl", train_block_size=4, advantages="gae", value=CRITIC)
-    round_ = round_on(policy, round_settings, tmp_path, value=value_side(policy, round_settings, 30))
+    round_ = round_on(
+        policy, round_settings, tmp_path, value=value_side(policy, round_settings, 30)
+    )
     group = [rollout_of(t, r) for t, r in zip(responses(family), (1.0, 0.0, 0.0, 1.0), strict=True)]
     figures = [round_._advantages([group], iteration)[1] for iteration in range(1, 13)]
     assert figures[0]["explained_variance"] == 0.0
@@ -149,9 +170,15 @@ def test_the_micro_batches_do_not_change_advantages_or_the_value_update(tmp_path
     results = []
     for tokens in (1, 60, 10_000):
         policy = sharp_model("sdar", torch.float64)
-        round_settings = round_of("tracerl", train_block_size=4, advantages="gae", value=CRITIC, micro_batch_tokens=tokens)
-        round_ = round_on(policy, round_settings, tmp_path, value=value_side(policy, round_settings, 10))
-        group = [rollout_of(t, r) for t, r in zip(responses("sdar"), (1.0, 0.0, 0.0, 1.0), strict=True)]
+        round_settings = round_of(
+            "tracerl", train_block_size=4, advantages="gae", value=CRITIC, micro_batch_tokens=tokens
+        )
+        round_ = round_on(
+            policy, round_settings, tmp_path, value=value_side(policy, round_settings, 10)
+        )
+        group = [
+            rollout_of(t, r) for t, r in zip(responses("sdar"), (1.0, 0.0, 0.0, 1.0), strict=True)
+        ]
         for iteration in (1, 2):
             ((advantages,), _) = round_._advantages([group], iteration)
         results.append(np.concatenate(advantages))
@@ -161,7 +188,9 @@ def test_the_micro_batches_do_not_change_advantages_or_the_value_update(tmp_path
 
 
 def test_token_advantages_are_zero_where_nothing_is_trained():
-    assert [table.tolist() for table in token_advantages([], responses("sdar")[2:3])] == [[0.0] * len(responses("sdar")[2].response_ids)]
+    assert [table.tolist() for table in token_advantages([], responses("sdar")[2:3])] == [
+        [0.0] * len(responses("sdar")[2].response_ids)
+    ]
 
 
 def test_a_value_model_is_saved_with_its_checkpoint_and_read_again(tmp_path):
@@ -171,7 +200,10 @@ def test_a_value_model_is_saved_with_its_checkpoint_and_read_again(tmp_path):
         model.value_head.weight.fill_(0.5)
     save_value_model(model, tmp_path)
     other = load_value_model(sharp_model("llada", seed=2), tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
     with pytest.raises(CheckpointError, match="value model cannot be read"):
         load_value_model(policy, tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="value model cannot be read"):
@@ -187,24 +219,64 @@ class KilledError(Exception):
 
 def fresh_policy(lora: Lora | None = None) -> Transformer:
     tokenizer = character_tokenizer()
-    shape = {"vocab_size": tokenizer.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
-    model = new_model(tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")).eval()
+    shape = {
+        "vocab_size": tokenizer.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "head_dim": 8,
+    }
+    model = new_model(
+        tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")
+    ).eval()
     fit_adapters(model, lora, Path("base"), "", generator_for(1, "lora"))
     return model
 
 
-def trained(folder: Path, kill_after: int | None, lora: Lora | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """A round of four iterations with a value model, drawn views and a reference that moves; maybe killed once and started again."""
+def trained(
+    folder: Path, kill_after: int | None, lora: Lora | None = None
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """A round of four iterations with a value model, drawn views and a reference that moves; maybe
+    killed once and started again."""
     tokenizer = character_tokenizer()
     sampler = {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4}
-    held_out = {"tasks": None, "every": 4, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
-    few = {"iterations": 4, "groups": 2, "group_size": 2, "min_groups": 1, "max_sampled_groups": 4, "pass_rate": [0.0, 1.0]}
+    held_out = {
+        "tasks": None,
+        "every": 4,
+        "num_problems": 1,
+        "bootstrap": 10,
+        "remasking": ["static"],
+    }
+    few = {
+        "iterations": 4,
+        "groups": 2,
+        "group_size": 2,
+        "min_groups": 1,
+        "max_sampled_groups": 4,
+        "pass_rate": [0.0, 1.0],
+    }
     settings_ = round_of(
-        "random", sampler, advantages="gae", value={**CRITIC, "every": 2}, kl_to="synced", sync_every=3, epochs=2, train_block_size=2,
-        tasks={"set": 1.0}, held_out=held_out, **few,
-    )  # fmt: skip
-    tasks = [Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "") for i in range(4) for split in ("train", "test")]
-    by_split = {split: {"set": [task for task in tasks if task.split == split]} for split in ("train", "test")}
+        "random",
+        sampler,
+        advantages="gae",
+        value={**CRITIC, "every": 2},
+        kl_to="synced",
+        sync_every=3,
+        epochs=2,
+        train_block_size=2,
+        tasks={"set": 1.0},
+        held_out=held_out,
+        **few,
+    )
+    tasks = [
+        Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "")
+        for i in range(4)
+        for split in ("train", "test")
+    ]
+    by_split = {
+        split: {"set": [task for task in tasks if task.split == split]}
+        for split in ("train", "test")
+    }
     while True:
         model, reference = fresh_policy(lora), fresh_policy(lora)
         value = ValueModel(model)
@@ -214,18 +286,37 @@ def trained(folder: Path, kill_after: int | None, lora: Lora | None = None) -> t
                 raise KilledError
 
         try:
-            curves = train_rl(model, reference, value, tokenizer, by_split["train"], by_split["test"], settings_, True, 1, "rl@test",
-                              Workspace(folder), progress)  # fmt: skip
+            curves = train_rl(
+                model,
+                reference,
+                value,
+                tokenizer,
+                by_split["train"],
+                by_split["test"],
+                settings_,
+                True,
+                1,
+                "rl@test",
+                Workspace(folder),
+                progress,
+            )
         except KilledError:
             kill_after = None
             continue
         parts = {"policy": model, "value": value, "reference": reference}
-        return {f"{n}.{k}": v.clone() for n, m in parts.items() for k, v in m.state_dict().items()}, curves
+        return {
+            f"{n}.{k}": v.clone() for n, m in parts.items() for k, v in m.state_dict().items()
+        }, curves
 
 
-def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_reference(paid, tmp_path):
+def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_reference(
+    paid, tmp_path
+):
     undisturbed, curves = trained(tmp_path / "whole", None)
-    assert not all(torch.equal(undisturbed[f"policy.{k}"], undisturbed[f"reference.{k}"]) for k in ("lm_head.weight",))
+    assert not all(
+        torch.equal(undisturbed[f"policy.{k}"], undisturbed[f"reference.{k}"])
+        for k in ("lm_head.weight",)
+    )
     assert float(undisturbed["value.value_head.weight"].abs().max()) > 0
     assert {"explained_variance", "value_loss"} <= set(curves["train"][0])
     for kill_after in (1, 3):
@@ -239,16 +330,24 @@ def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_ref
 LORA = Lora(rank=2, alpha=4.0, dropout=0.5, targets=["q_proj", "down_proj"])
 
 
-def test_with_adapters_a_round_trains_them_and_the_head_alone_and_resumes_to_the_same_bits(paid, tmp_path):
+def test_with_adapters_a_round_trains_them_and_the_head_alone_and_resumes_to_the_same_bits(
+    paid, tmp_path
+):
     undisturbed, curves = trained(tmp_path / "whole", None, LORA)
     fresh = fresh_policy().state_dict()
     for name, tensor in undisturbed.items():
         model, _, rest = name.partition(".")
         trains = ".lora_" in rest or rest.startswith("value_head")
         if not trains:
-            assert torch.equal(tensor, fresh[rest.removeprefix("transformer.")]), f"{name} is frozen"
+            assert torch.equal(tensor, fresh[rest.removeprefix("transformer.")]), (
+                f"{name} is frozen"
+            )
     for model in ("policy", "value.transformer"):
-        assert any(bool(tensor.any()) for name, tensor in undisturbed.items() if name.startswith(f"{model}.") and ".lora_B" in name)
+        assert any(
+            bool(tensor.any())
+            for name, tensor in undisturbed.items()
+            if name.startswith(f"{model}.") and ".lora_B" in name
+        )
     assert undisturbed["value.value_head.weight"].any()
     resumed, again = trained(tmp_path / "killed", 3, LORA)
     assert all(torch.equal(undisturbed[name], resumed[name]) for name in undisturbed)
@@ -262,10 +361,20 @@ def test_the_value_model_of_a_round_with_adapters_goes_on_in_a_round_with_the_sa
         return model
 
     model = ValueModel(policy(LORA))
-    assert {n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n} == {"value_head.weight", "value_head.bias"}
+    assert {n for n, p in model.named_parameters() if p.requires_grad and ".lora_" not in n} == {
+        "value_head.weight",
+        "value_head.bias",
+    }
     save_value_model(model, tmp_path)
     other = load_value_model(policy(LORA), tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True))
-    for lora in (None, LORA.model_copy(update={"rank": 3}), LORA.model_copy(update={"targets": ["q_proj"]})):
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    for lora in (
+        None,
+        LORA.model_copy(update={"rank": 3}),
+        LORA.model_copy(update={"targets": ["q_proj"]}),
+    ):
         with pytest.raises(CheckpointError, match="same lora"):
             load_value_model(policy(lora), tmp_path)

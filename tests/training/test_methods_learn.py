@@ -1,4 +1,5 @@
-"""Every method lifts a trivially verifiable task on a model of a few thousand parameters above a bar within a fixed number of updates."""
+"""Every method lifts a trivially verifiable task on a model of a few thousand parameters above a
+bar within a fixed number of updates."""
 
 from dataclasses import replace
 
@@ -19,21 +20,34 @@ BAR = 0.6  # share of tokens that are the wanted one; a fresh model writes 1 in 
 
 
 def fresh(family: str) -> Transformer:
-    shape = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
+    shape = {
+        "vocab_size": 8,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "head_dim": 8,
+    }
     return new_model(tiny_architecture(family, **shape), generator_for(1, "learner")).eval()
 
 
 def iterate(model: Transformer, round_: _Round, iteration: int) -> float:
-    """One iteration: groups of responses, rewarded by the share of their four tokens that are the wanted one. Returns the mean reward."""
+    """One iteration: groups of responses, rewarded by the share of their four tokens that are the
+    wanted one. Returns the mean reward."""
     settings = tiny_sampler(max_new_tokens=4, max_rows=GROUPS * GROUP_SIZE, **ordered(round_))
     prompts = [[4, 5, 6, 7], [7, 6, 5, 4]]
-    requests = [Request(p, key_for(1, "learn", iteration, g, i)) for g, p in enumerate(prompts) for i in range(GROUP_SIZE)]
+    requests = [
+        Request(p, key_for(1, "learn", iteration, g, i))
+        for g, p in enumerate(prompts)
+        for i in range(GROUP_SIZE)
+    ]
     trajectories = sample(model, (), requests, settings)
     rewards = [float((t.response_ids == WANTED).mean()) for t in trajectories]
     rollouts = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
     groups = [rollouts[i : i + GROUP_SIZE] for i in range(0, len(rollouts), GROUP_SIZE)]
     advantages, _ = round_._advantages(groups, iteration)
-    round_._update(round_._micro_batches(round_._batch(groups, advantages, np.arange(GROUPS)), iteration, 0))
+    round_._update(
+        round_._micro_batches(round_._batch(groups, advantages, np.arange(GROUPS)), iteration, 0)
+    )
     return float(np.mean(rewards))
 
 
@@ -46,8 +60,17 @@ def ordered(round_: _Round) -> dict[str, object]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_learns_to_write_one_token(method, tmp_path):
     model = fresh("llada" if method in ("spg", "diffu_grpo", "gdpo", "mask_aware") else "sdar")
-    optimizer = {"lr": 0.03, "betas": [0.9, 0.99], "weight_decay": 0.0, "clip_norm": 1.0, "warmup": 0, "decay": 0.0}
-    round_ = round_on(model, round_of(method, train_block_size=4, kl_weight=0.0, optimizer=optimizer), tmp_path)
+    optimizer = {
+        "lr": 0.03,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 0,
+        "decay": 0.0,
+    }
+    round_ = round_on(
+        model, round_of(method, train_block_size=4, kl_weight=0.0, optimizer=optimizer), tmp_path
+    )
     round_ = replace(round_, trainer=Trainer(model, round_.settings.optimizer, UPDATES))
     means = [iterate(model, round_, iteration) for iteration in range(UPDATES)]
     assert means[0] < 0.3

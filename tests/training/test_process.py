@@ -1,4 +1,5 @@
-"""Process rewards and undecided responses in a round: what a step is paid, where that goes, what is stored, what a kill changes."""
+"""Process rewards and undecided responses in a round: what a step is paid, where that goes, what is
+stored, what a kill changes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,14 +34,21 @@ from tracerl.types import Chunks, Rollout, Task
 
 TOKENIZER = character_tokenizer()
 PROCESS: dict[str, Any] = {"judge": "steps", "weight": 0.5, "separators": [";"], "max_chunks": 8}
-TASKS = [Task(f"set/{a}", "set", "sums", split, 2, f"{a}+5+1=", str(a + 6), "") for a in (2, 3) for split in ("train", "test")]
-# What is written to a+5+1=, by sample index: right; one wrong step; a wrong answer; nothing but the answer.
+TASKS = [
+    Task(f"set/{a}", "set", "sums", split, 2, f"{a}+5+1=", str(a + 6), "")
+    for a in (2, 3)
+    for split in ("train", "test")
+]
+# What is written to a+5+1=, by sample index: right; one wrong step; a wrong answer; nothing but the
+# answer.
 WRITTEN = ["{0};{1};#{1}", "{2};{1};#{1}", "{0};{1};#{0}", "#{1}"]
 RIGHT = [True, True, False, True]
 SCORES = [[1, 1, 1], [-1, -1, 1], [1, 1, -1], [1]]
 
 
-def written(task: Task, index: int, stage: str, iteration: int, verdict: str | None = None) -> Rollout:
+def written(
+    task: Task, index: int, stage: str, iteration: int, verdict: str | None = None
+) -> Rollout:
     a = int(task.prompt[0])
     text = WRITTEN[index].format(a + 5, a + 6, a + 4)
     verdict = verdict or ("correct" if RIGHT[index] else "wrong")
@@ -50,11 +58,18 @@ def written(task: Task, index: int, stage: str, iteration: int, verdict: str | N
 
 
 def responding(monkeypatch: pytest.MonkeyPatch, size: int, undecided: bool = False) -> None:
-    """Lets the round be given written responses: the first `size` of each task, the last one undecided if asked for."""
+    """Lets the round be given written responses: the first `size` of each task, the last one
+    undecided if asked for."""
 
     def respond(model, tokenizer, tasks, num_samples, sampler, occasion):
         return [
-            written(task, i, occasion.stage, occasion.iteration, "undecided" if undecided and i == size - 1 else None)
+            written(
+                task,
+                i,
+                occasion.stage,
+                occasion.iteration,
+                "undecided" if undecided and i == size - 1 else None,
+            )
             for task in tasks
             for i in range(min(size, num_samples) if "held-out" not in occasion.stage else 1)
         ]
@@ -69,14 +84,43 @@ class KilledError(Exception):
 def train(
     folder: Path, size: int, kill_after: int | None = None, judge: Any = steps_judge, **changes: Any
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Two iterations on groups of `size` written responses, killed once and resumed if asked for: weights and curves."""
-    few = {"iterations": 2, "groups": 2, "group_size": size, "min_groups": 1, "max_sampled_groups": 2, "pass_rate": [0.0, 1.0]}
-    held_out = {"tasks": None, "every": 2, "num_problems": 1, "bootstrap": 10, "remasking": ["static"]}
-    settings = round_of("tracerl", **{"tasks": {"set": 1.0}, "held_out": held_out, "process": PROCESS, **few, **changes})
-    by_split = {split: {"set": [task for task in TASKS if task.split == split]} for split in ("train", "test")}
-    shape = {"vocab_size": TOKENIZER.vocab_size, "hidden_size": 16, "intermediate_size": 16, "num_layers": 1, "head_dim": 8}
+    """Two iterations on groups of `size` written responses, killed once and resumed if asked for:
+    weights and curves."""
+    few = {
+        "iterations": 2,
+        "groups": 2,
+        "group_size": size,
+        "min_groups": 1,
+        "max_sampled_groups": 2,
+        "pass_rate": [0.0, 1.0],
+    }
+    held_out = {
+        "tasks": None,
+        "every": 2,
+        "num_problems": 1,
+        "bootstrap": 10,
+        "remasking": ["static"],
+    }
+    settings = round_of(
+        "tracerl",
+        **{"tasks": {"set": 1.0}, "held_out": held_out, "process": PROCESS, **few, **changes},
+    )
+    by_split = {
+        split: {"set": [task for task in TASKS if task.split == split]}
+        for split in ("train", "test")
+    }
+    shape = {
+        "vocab_size": TOKENIZER.vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "head_dim": 8,
+    }
     while True:
-        model = new_model(tiny_architecture("sdar", mask_id=TOKENIZER.mask_id, **shape), generator_for(1, "policy")).eval()
+        model = new_model(
+            tiny_architecture("sdar", mask_id=TOKENIZER.mask_id, **shape),
+            generator_for(1, "policy"),
+        ).eval()
         value = ValueModel(model) if settings.value is not None else None
 
         def progress(done: int, total: int, text: str, last: int | None = kill_after) -> None:
@@ -85,20 +129,39 @@ def train(
 
         side = ProcessSide(judge, settings.process) if settings.process is not None else None
         try:
-            curves = train_rl(model, None, value, TOKENIZER, by_split["train"], by_split["test"], settings, True, 1, "rl@test",
-                              Workspace(folder), progress, process=side)  # fmt: skip
+            curves = train_rl(
+                model,
+                None,
+                value,
+                TOKENIZER,
+                by_split["train"],
+                by_split["test"],
+                settings,
+                True,
+                1,
+                "rl@test",
+                Workspace(folder),
+                progress,
+                process=side,
+            )
         except KilledError:
             kill_after = None
             continue
         parts = {"policy": model, **({"value": value} if value is not None else {})}
-        return {f"{n}.{k}": v.clone() for n, m in parts.items() for k, v in m.state_dict().items()}, curves
+        return {
+            f"{n}.{k}": v.clone() for n, m in parts.items() for k, v in m.state_dict().items()
+        }, curves
 
 
 def rows(folder: Path, iteration: int = 1) -> list[dict[str, Any]]:
-    return read_rollouts(folder / "rollouts" / f"iter-{iteration:05d}.parquet").to_pylist(maps_as_pydicts="strict")
+    return read_rollouts(folder / "rollouts" / f"iter-{iteration:05d}.parquet").to_pylist(
+        maps_as_pydicts="strict"
+    )
 
 
-def test_a_round_with_a_judge_of_steps_and_a_value_model_stores_what_it_paid_and_resumes_to_the_same_bits(tmp_path, monkeypatch):
+def test_a_round_with_a_judge_of_steps_and_a_value_model_stores_what_it_paid_and_resumes_to_the_same_bits(
+    tmp_path, monkeypatch
+):
     responding(monkeypatch, 4)
     gae: dict[str, Any] = {"advantages": "gae", "value": CRITIC}
     weights, curves = train(tmp_path / "whole", 4, **gae)
@@ -108,17 +171,25 @@ def test_a_round_with_a_judge_of_steps_and_a_value_model_stores_what_it_paid_and
         assert row["chunk_scores"] == SCORES[index]
         assert row["reward_parts"] == {"correct": float(RIGHT[index])}
         assert row["reward"] == float(RIGHT[index])
-    # At the first place the scores are 1, -1, 1, 1; at the second 1, -1, 1; at the third 1, 1, -1. The weight is 0.5.
+    # At the first place the scores are 1, -1, 1, 1; at the second 1, -1, 1; at the third 1, 1, -1.
+    # The weight is 0.5.
     first, other = [0.5 / 3**0.5, -0.5 * 3**0.5], [0.5 * 0.5**0.5, -0.5 * 2**0.5]
-    wanted = {0: [first[0], other[0], other[0]], 1: [first[1], other[1], other[0]], 2: [first[0], other[0], other[1]], 3: [first[0]]}
+    wanted = {
+        0: [first[0], other[0], other[0]],
+        1: [first[1], other[1], other[0]],
+        2: [first[0], other[0], other[1]],
+        3: [first[0]],
+    }
     for row in rows(tmp_path / "whole")[:4]:
         assert row["chunk_rewards"] == pytest.approx(wanted[row["sample_index"]], rel=1e-6)
     held_out = read_rollouts(tmp_path / "whole" / "rollouts" / "held-out-static-00002.parquet")
     assert held_out["chunk_ends"].null_count == held_out.num_rows == 1
-    assert {name: curves["train"][0][name] for name in ("chunks", "undecided_chunks", "undecided")} == {
-        "chunks": 20.0, "undecided_chunks": 0.0, "undecided": 0
-    }  # fmt: skip
-    assert curves["train"][0]["chunk_score"] == pytest.approx(np.mean([score for row in SCORES for score in row]))
+    assert {
+        name: curves["train"][0][name] for name in ("chunks", "undecided_chunks", "undecided")
+    } == {"chunks": 20.0, "undecided_chunks": 0.0, "undecided": 0}
+    assert curves["train"][0]["chunk_score"] == pytest.approx(
+        np.mean([score for row in SCORES for score in row])
+    )
     assert float(weights["value.value_head.weight"].abs().max()) > 0
     without, _ = train(tmp_path / "without", 4, process=None, **gae)
     assert not torch.equal(without["policy.lm_head.weight"], weights["policy.lm_head.weight"])
@@ -131,16 +202,29 @@ def test_a_round_with_a_judge_of_steps_and_a_value_model_stores_what_it_paid_and
 def test_a_judge_that_is_undecided_of_every_step_changes_nothing(tmp_path, monkeypatch):
     responding(monkeypatch, 4)
     plain, _ = train(tmp_path / "plain", 4, process=None)
-    silent, curves = train(tmp_path / "silent", 4, judge=lambda questions: [Answer(None, "no answer")] * len(questions))
+    silent, curves = train(
+        tmp_path / "silent", 4, judge=lambda questions: [Answer(None, "no answer")] * len(questions)
+    )
     assert all(torch.equal(plain[name], silent[name]) for name in plain)
-    assert (curves["train"][0]["undecided_chunks"], curves["train"][0]["chunk_score"]) == (20.0, 0.0)
-    assert all(np.isnan(row["chunk_scores"]).all() and not any(row["chunk_rewards"]) for row in rows(tmp_path / "silent"))
+    assert (curves["train"][0]["undecided_chunks"], curves["train"][0]["chunk_score"]) == (
+        20.0,
+        0.0,
+    )
+    assert all(
+        np.isnan(row["chunk_scores"]).all() and not any(row["chunk_rewards"])
+        for row in rows(tmp_path / "silent")
+    )
 
 
 @pytest.mark.parametrize("advantages", ["group", "rloo", "gae"])
-def test_an_undecided_response_is_stored_and_counted_and_neither_paid_nor_charged(advantages, tmp_path, monkeypatch):
+def test_an_undecided_response_is_stored_and_counted_and_neither_paid_nor_charged(
+    advantages, tmp_path, monkeypatch
+):
     """The weights are those of a round that never saw it."""
-    changes: dict[str, Any] = {"advantages": advantages, **({"value": CRITIC} if advantages == "gae" else {})}
+    changes: dict[str, Any] = {
+        "advantages": advantages,
+        **({"value": CRITIC} if advantages == "gae" else {}),
+    }
     responding(monkeypatch, 4, undecided=True)
     with_it, curves = train(tmp_path / "with", 4, **changes)
     responding(monkeypatch, 3)
@@ -152,7 +236,9 @@ def test_an_undecided_response_is_stored_and_counted_and_neither_paid_nor_charge
     assert [(row["reward"], row["chunk_ends"]) for row in stored] == [(0.0, None)] * 2
 
 
-def test_groups_without_two_decided_responses_are_counted_and_stop_a_round_that_has_no_others(tmp_path, monkeypatch):
+def test_groups_without_two_decided_responses_are_counted_and_stop_a_round_that_has_no_others(
+    tmp_path, monkeypatch
+):
     responding(monkeypatch, 2, undecided=True)
     with pytest.raises(TrainingError, match="2 of 4 responses undecided"):
         train(tmp_path, 2)
@@ -160,7 +246,11 @@ def test_groups_without_two_decided_responses_are_counted_and_stop_a_round_that_
     round_ = round_on(sharp_model("sdar"), round_of("tracerl"), tmp_path)
     group = [written(TASKS[0], i, "rl@test", 1, "undecided" if i else None) for i in range(3)]
     wrong = [written(TASKS[0], i, "rl@test", 1, "wrong") for i in range(3)]
-    assert round_._dropped([group, wrong, [*group[1:], *wrong]]) == {"too_easy_groups": 0, "too_hard_groups": 2, "undecided_groups": 1}
+    assert round_._dropped([group, wrong, [*group[1:], *wrong]]) == {
+        "too_easy_groups": 0,
+        "too_hard_groups": 2,
+        "undecided_groups": 1,
+    }
 
 
 def with_chunks(trajectories: list[Any]) -> list[Rollout]:
@@ -169,13 +259,23 @@ def with_chunks(trajectories: list[Any]) -> list[Rollout]:
     for i, t in enumerate(trajectories):
         ends = np.unique([min(2 + i, t.num_tokens), t.num_tokens]).astype(np.int32)
         rewards = generator_for(1, "rewards", i).normal(size=len(ends)).astype(np.float32)
-        rollouts.append(replace(rollout_of(t, float(i % 2)), chunks=Chunks(ends, np.ones(len(ends), np.float32), rewards)))
+        rollouts.append(
+            replace(
+                rollout_of(t, float(i % 2)),
+                chunks=Chunks(ends, np.ones(len(ends), np.float32), rewards),
+            )
+        )
     return rollouts
 
 
-@pytest.mark.parametrize(("family", "shrink"), [("sdar", 1), ("sdar", 2), ("llada", 3), ("dream", 1)])
-def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothing(family, shrink, tmp_path):
-    """With discount and trace 1 and a value of 0 everywhere, an advantage is what is paid from its step on."""
+@pytest.mark.parametrize(
+    ("family", "shrink"), [("sdar", 1), ("sdar", 2), ("llada", 3), ("dream", 1)]
+)
+def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothing(
+    family, shrink, tmp_path
+):
+    """With discount and trace 1 and a value of 0 everywhere, an advantage is what is paid from its
+    step on."""
     policy, group = sharp_model(family), with_chunks(responses(family))
     settings: dict[str, Any] = {"train_block_size": 4, "shrink": shrink, "process": PROCESS}
     plain = round_on(policy, round_of("tracerl", advantages="group", **settings), tmp_path)
@@ -185,31 +285,49 @@ def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothin
     for rollout, one, other in zip(group, ours, theirs, strict=True):
         size = rollout.trajectory.num_tokens
         np.testing.assert_allclose(one[:size], other[:size], rtol=0, atol=1e-6)
-    assert any(len(np.unique(one[: r.trajectory.num_tokens].round(9))) > 1 for r, one in zip(group, ours, strict=True))
+    assert any(
+        len(np.unique(one[: r.trajectory.num_tokens].round(9))) > 1
+        for r, one in zip(group, ours, strict=True)
+    )
     bare = [replace(rollout, chunks=None) for rollout in group]
     assert all(len(np.unique(table)) == 1 for table in plain._advantages([bare], 1)[0][0])
 
 
-@pytest.mark.parametrize(("family", "shrink", "size"), [("sdar", 1, 4), ("sdar", 2, 8), ("llada", 3, 4), ("dream", 1, 4)])
+@pytest.mark.parametrize(
+    ("family", "shrink", "size"), [("sdar", 1, 4), ("sdar", 2, 8), ("llada", 3, 4), ("dream", 1, 4)]
+)
 def test_steps_are_the_groups_of_the_views_in_their_order(family, shrink, size):
     policy = sharp_model(family)
     for trajectory in responses(family):
-        views = build_views([trajectory], [trace_plan(trajectory, size, policy.family, shrink)], size, policy.family, 0)
+        views = build_views(
+            [trajectory],
+            [trace_plan(trajectory, size, policy.family, shrink)],
+            size,
+            policy.family,
+            0,
+        )
         wanted = np.empty(trajectory.num_tokens, dtype=np.int64)
-        wanted[views.token.numpy()] = np.unique(views.group.numpy(), return_inverse=True)[1].reshape(-1)
+        wanted[views.token.numpy()] = np.unique(views.group.numpy(), return_inverse=True)[
+            1
+        ].reshape(-1)
         assert trace_steps(trajectory, size, policy.family, shrink).tolist() == wanted.tolist()
 
 
 def test_end_tokens_that_are_trained_as_well_are_paid_nothing(tmp_path):
     (rollout,) = with_chunks(responses("sdar")[:1])
     trajectory = rollout.trajectory
-    round_ = round_on(sharp_model("sdar"), round_of("tracerl", train_block_size=4, process=PROCESS), tmp_path)
+    round_ = round_on(
+        sharp_model("sdar"), round_of("tracerl", train_block_size=4, process=PROCESS), tmp_path
+    )
     longer = replace(trajectory, num_tokens=len(trajectory.response_ids))
     paid = round_._paid(rollout, longer, 0.0)
     assert len(paid) == len(trajectory.response_ids)
     values = np.zeros(len(paid))
     assert rollout.chunks is not None
-    assert returns_and_advantages(paid, values, round_._steps(longer), 1.0, 1.0)[0].max() <= np.abs(rollout.chunks.rewards).sum() + 1e-6
+    assert (
+        returns_and_advantages(paid, values, round_._steps(longer), 1.0, 1.0)[0].max()
+        <= np.abs(rollout.chunks.rewards).sum() + 1e-6
+    )
 
 
 def test_mean_and_leave_one_out_standardise_steps_as_they_do_outcomes():
@@ -217,4 +335,6 @@ def test_mean_and_leave_one_out_standardise_steps_as_they_do_outcomes():
     group = [written(TASKS[0], i, "rl@test", 1) for i in range(3)]
     for kind, wanted in (("mean", [1 / 3, -2 / 3, 1 / 3]), ("rloo", [0.5, -1.0, 0.5])):
         ((judged), _) = judged_groups(side, kind, TOKENIZER, [group])
-        assert [r.chunks.rewards[0] for r in judged[0] if r.chunks is not None] == pytest.approx(wanted)
+        assert [r.chunks.rewards[0] for r in judged[0] if r.chunks is not None] == pytest.approx(
+            wanted
+        )

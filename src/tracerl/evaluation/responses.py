@@ -1,4 +1,5 @@
-"""Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL and evaluation alike."""
+"""Tasks in, judged responses out: sampling, decoding and verification, used by trace collection, RL
+and evaluation alike."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Occasion:
-    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed coordinates of every row.
+    """When and by which policy responses are sampled; `seed`, `stage` and `iteration` are seed
+    coordinates of every row.
 
-    reward: weight of each part of the reward; correctness alone unless a round of RL says otherwise.
+    reward: weight of each part of the reward; correctness alone unless a round of RL says
+    otherwise.
     """
 
     stage: str
@@ -51,7 +54,8 @@ class Occasion:
         settings: dict[str, object],
         detail: str = "",
     ) -> Rollout:
-        """Sample number `index` of a task as a row of the store; the id is unique where stage names, iterations and tasks are."""
+        """Sample number `index` of a task as a row of the store; the id is unique where stage
+        names, iterations and tasks are."""
         return Rollout(
             rollout_id=f"{self.stage}/{self.iteration:05d}/{task.task_id}/{index}",
             stage=self.stage,
@@ -79,7 +83,8 @@ def respond(
     occasion: Occasion,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
-    """`num_samples` judged responses per task, a task's responses next to each other. A row's noise depends on its own ids only.
+    """`num_samples` judged responses per task, a task's responses next to each other. A row's noise
+    depends on its own ids only.
 
     Each rank samples and judges its share; all of them get every response.
     """
@@ -87,7 +92,12 @@ def respond(
     for task in tasks:
         prompt = opened_prompt(task.prompt, tokenizer, settings)
         for index in range(num_samples):
-            requests.append(Request(prompt, key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index)))
+            requests.append(
+                Request(
+                    prompt,
+                    key_for(occasion.seed, occasion.stage, occasion.iteration, task.task_id, index),
+                )
+            )
             owners.append((task, index))
     share = distributed.own_slice(len(owners))
     requests, owners = requests[share], owners[share]
@@ -96,27 +106,52 @@ def respond(
     else:
         trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
     recorded = recorded_settings(settings, model)
-    texts = [tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist()) for trajectory in trajectories]
-    judged = [(task, text, t.stop_reason) for (task, _), text, t in zip(owners, texts, trajectories, strict=True)]
+    texts = [
+        tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
+        for trajectory in trajectories
+    ]
+    judged = [
+        (task, text, t.stop_reason)
+        for (task, _), text, t in zip(owners, texts, trajectories, strict=True)
+    ]
     verdicts, scores = _verdicts_and_scores(judged, occasion)
     rollouts = []
-    for (task, index), trajectory, text, verdict, score in zip(owners, trajectories, texts, verdicts, scores, strict=True):
-        parts = reward_parts(occasion.reward, task, text, verdict, trajectory.num_tokens, settings.max_new_tokens, score)
-        rollouts.append(occasion.row(task, index, trajectory, text, verdict.verdict, parts, recorded, verdict.detail))
+    for (task, index), trajectory, text, verdict, score in zip(
+        owners, trajectories, texts, verdicts, scores, strict=True
+    ):
+        parts = reward_parts(
+            occasion.reward,
+            task,
+            text,
+            verdict,
+            trajectory.num_tokens,
+            settings.max_new_tokens,
+            score,
+        )
+        rollouts.append(
+            occasion.row(
+                task, index, trajectory, text, verdict.verdict, parts, recorded, verdict.detail
+            )
+        )
     every = distributed.gathered(rollouts)
     if on_done is not None and len(every) > len(rollouts):
         on_done(len(every) - len(rollouts))
     return every
 
 
-def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occasion) -> tuple[list[Verdict], list[float | None]]:
-    """Verdicts and, where the reward has a part "judge", its scores. A response that either leaves undecided is undecided."""
+def _verdicts_and_scores(
+    judged: Sequence[tuple[Task, str, str]], occasion: Occasion
+) -> tuple[list[Verdict], list[float | None]]:
+    """Verdicts and, where the reward has a part "judge", its scores. A response that either leaves
+    undecided is undecided."""
     verdicts = verify_all(judged, occasion.truncated_is_wrong)
     if "judge" not in occasion.reward:
         return verdicts, [None] * len(verdicts)
     decided = [i for i, verdict in enumerate(verdicts) if verdict.verdict != "undecided"]
     # What decides an open task is the judge itself, which need not be asked again.
-    scores: dict[int, float | None] = {i: 2 * verdicts[i].parts["correct"] - 1 for i in decided if judged[i][0].kind == "open"}
+    scores: dict[int, float | None] = {
+        i: 2 * verdicts[i].parts["correct"] - 1 for i in decided if judged[i][0].kind == "open"
+    }
     if occasion.truncated_is_wrong:  # whatever it holds
         scores |= {i: -1.0 for i in decided if judged[i][2] == "length"}
     asked = [i for i in decided if i not in scores]
@@ -128,17 +163,23 @@ def _verdicts_and_scores(judged: Sequence[tuple[Task, str, str]], occasion: Occa
 
 
 def judged_table(rollouts: Sequence[Rollout], judges: Sequence[str] = ()) -> pa.Table:
-    """Rollouts as rows of the store's schema; the file's metadata name the verifier, the sandbox and the judges that judged them.
+    """Rollouts as rows of the store's schema; the file's metadata name the verifier, the sandbox
+    and the judges that judged them.
 
     judges: names of those that were asked for more than the verdicts.
     """
     table = rollout_table(rollouts)
-    judged_by = json.dumps(provenance({rollout.task.kind for rollout in rollouts}, judges), sort_keys=True)
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), JUDGED_BY_KEY: judged_by.encode()})
+    judged_by = json.dumps(
+        provenance({rollout.task.kind for rollout in rollouts}, judges), sort_keys=True
+    )
+    return table.replace_schema_metadata(
+        {**(table.schema.metadata or {}), JUDGED_BY_KEY: judged_by.encode()}
+    )
 
 
 def opened_prompt(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int]:
-    """Ids of a prompt and of the opening that every response is made to begin with: context for the model, not a decision of it."""
+    """Ids of a prompt and of the opening that every response is made to begin with: context for the
+    model, not a decision of it."""
     return [*tokenizer.prompt_ids(prompt), *opening_ids(tokenizer, settings)]
 
 
@@ -157,19 +198,34 @@ def fitting_tasks(
     kept, dropped = {}, {}
     for name, path in files.items():
         tasks = read_tasks(path)
-        kept[name] = [task for task in tasks if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens]
+        kept[name] = [
+            task
+            for task in tasks
+            if len(opened_prompt(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens
+        ]
         dropped[name] = len(tasks) - len(kept[name])
         if tasks and not kept[name]:
-            raise DataError("every prompt is longer than the limit", where=f"{where}: {name}", got=f"{len(tasks)} tasks",
-                            wanted=f"at most {settings.max_prompt_tokens} prompt tokens", do="raise sampler.max_prompt_tokens")  # fmt: skip
+            raise DataError(
+                "every prompt is longer than the limit",
+                where=f"{where}: {name}",
+                got=f"{len(tasks)} tasks",
+                wanted=f"at most {settings.max_prompt_tokens} prompt tokens",
+                do="raise sampler.max_prompt_tokens",
+            )
     return kept, dropped
 
 
-def recorded_settings(settings: Sampler, model: "Transformer | PreTrainedModel") -> dict[str, object]:
+def recorded_settings(
+    settings: Sampler, model: "Transformer | PreTrainedModel"
+) -> dict[str, object]:
     """The sampler's settings as columns of the store."""
-    kept = settings.model_dump(exclude={"block_size", "cache", "horizon", "max_rows", "cache_tokens", "max_prompt_tokens"})
+    kept = settings.model_dump(
+        exclude={"block_size", "cache", "horizon", "max_rows", "cache_tokens", "max_prompt_tokens"}
+    )
     return {
         **kept,
-        "cache_mode": cache_mode(model.family.attention, settings) if isinstance(model, Transformer) else "exact",
+        "cache_mode": cache_mode(model.family.attention, settings)
+        if isinstance(model, Transformer)
+        else "exact",
         "cache_horizon": settings.horizon,
     }

@@ -1,11 +1,16 @@
 """Attention over what each query sees, in four back ends with the same results to rounding.
 
 * `sdpa`: `scaled_dot_product_attention` over a boolean mask. The reference; runs everywhere.
-* `sparse`: chunks of queries against the keys that they can see (sparse.py), so that no mask of a whole layout is made. For a CPU.
-* `flex`: FlexAttention, which skips the blocks of a long training layout that nobody sees. CUDA; on a CPU forward passes only.
-* `flash`: flash-attn (extra `flash`), where every query of a row sees the same first keys: a block against its cache, or full attention
-  over right-padded rows, without gradients. Other masks go to `sdpa`, as do passes against a cache with `sparse`.
-* `auto`: on a CPU `sparse` for long layouts, else `sdpa`; on CUDA `flash` where it is installed and the mask allows it, `flex` for long
+* `sparse`: chunks of queries against the keys that they can see (sparse.py), so that no mask of a
+whole layout is made. For a CPU.
+* `flex`: FlexAttention, which skips the blocks of a long training layout that nobody sees. CUDA; on
+a CPU forward passes only.
+* `flash`: flash-attn (extra `flash`), where every query of a row sees the same first keys: a block
+against its cache, or full attention
+  over right-padded rows, without gradients. Other masks go to `sdpa`, as do passes against a cache
+  with `sparse`.
+* `auto`: on a CPU `sparse` for long layouts, else `sdpa`; on CUDA `flash` where it is installed and
+the mask allows it, `flex` for long
   layouts, else `sdpa`.
 
 A pass is prepared once (`prepare`) and attended in every layer (`attend`).
@@ -51,33 +56,59 @@ Prepared = torch.Tensor | BlockMask | Prefix | Chunks
 def check_backend(backend: Backend, device: torch.device) -> None:
     """Raises ParamsError, saying what to do, if a back end asked for by name cannot run here."""
     if backend == "flash" and not flash_installed():
-        raise ParamsError("attention 'flash' needs the package flash-attn", where="compute.attention", got="it is not installed",
-                          do="pip install --no-build-isolation 'tracerl[flash]', or set compute.attention to auto")  # fmt: skip
+        raise ParamsError(
+            "attention 'flash' needs the package flash-attn",
+            where="compute.attention",
+            got="it is not installed",
+            do="pip install --no-build-isolation 'tracerl[flash]', or set compute.attention to auto",
+        )
     if backend == "flash" and device.type != "cuda":
-        raise ParamsError("attention 'flash' runs on CUDA only", where="compute.attention", got=f"device {device}",
-                          do="set compute.attention to auto")  # fmt: skip
+        raise ParamsError(
+            "attention 'flash' runs on CUDA only",
+            where="compute.attention",
+            got=f"device {device}",
+            do="set compute.attention to auto",
+        )
 
 
 def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
-    """What `attend` needs of a pass, for the back end that will run it. Raises ParamsError where `flex` has no backward pass."""
+    """What `attend` needs of a pass, for the back end that will run it. Raises ParamsError where
+    `flex` has no backward pass."""
     device = layout.blocks.device
     gradients = torch.is_grad_enabled()
     if backend == "flex" and device.type == "cpu" and gradients:
-        raise ParamsError("attention 'flex' has no backward pass on a CPU", where="compute.attention", got=f"device {device}, gradients on",
-                          wanted="forward passes only", do="set compute.attention to sdpa or auto")  # fmt: skip
+        raise ParamsError(
+            "attention 'flex' has no backward pass on a CPU",
+            where="compute.attention",
+            got=f"device {device}, gradients on",
+            wanted="forward passes only",
+            do="set compute.attention to sdpa or auto",
+        )
     if backend == "auto" and device.type == "cpu":
-        backend = "sparse" if layout.themselves and layout.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
+        backend = (
+            "sparse" if layout.themselves and layout.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
+        )
     if backend == "auto":
         backend = "flash" if flash_installed() else "flex"
         if backend == "flex" and not (layout.themselves and layout.blocks.shape[1] >= _LONG):
             backend = "sdpa"
-        if backend == "flash" and layout.themselves and gradients and layout.blocks.shape[1] >= _LONG:
+        if (
+            backend == "flash"
+            and layout.themselves
+            and gradients
+            and layout.blocks.shape[1] >= _LONG
+        ):
             backend = "flex"
     if backend == "flex":
         return _blocked(layout)
     if backend == "sparse" and layout.themselves:
         return Chunks(chunks_of(layout.blocks.cpu(), layout.streams.cpu()))
-    if backend == "flash" and not gradients and dtype in (torch.bfloat16, torch.float16) and (lengths := layout.prefix()) is not None:
+    if (
+        backend == "flash"
+        and not gradients
+        and dtype in (torch.bfloat16, torch.float16)
+        and (lengths := layout.prefix()) is not None
+    ):
         return Prefix(lengths)
     return layout.mask().unsqueeze(1)
 
@@ -88,21 +119,28 @@ def _blocked(layout: Layout) -> BlockMask:
     def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         if layout.first_keys is not None:
             return k < layout.first_keys[b]
-        return sees(layout.blocks[b, q], layout.streams[b, q], layout.blocks[b, k], layout.streams[b, k]) | (q == k)
+        return sees(
+            layout.blocks[b, q], layout.streams[b, q], layout.blocks[b, k], layout.streams[b, k]
+        ) | (q == k)
 
     rows, queries = layout.blocks.shape
     keys = queries if layout.themselves else layout.num_keys
     return create_block_mask(seen, rows, None, queries, keys, device=layout.blocks.device)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared: Prepared) -> torch.Tensor:
-    """Attention output [B, H, Q, D] for query [B, H, Q, D] and key, value [B, H_kv, K, D]; heads are grouped.
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared: Prepared
+) -> torch.Tensor:
+    """Attention output [B, H, Q, D] for query [B, H, Q, D] and key, value [B, H_kv, K, D]; heads
+    are grouped.
 
     Every query must see at least one key. A boolean mask is broadcastable to [B, 1, Q, K].
     """
     groups = query.shape[1] // key.shape[1]
     if isinstance(prepared, BlockMask):
-        out: torch.Tensor = _flex(query.device.type)(query, key, value, block_mask=prepared, enable_gqa=groups > 1)
+        out: torch.Tensor = _flex(query.device.type)(
+            query, key, value, block_mask=prepared, enable_gqa=groups > 1
+        )
         return out
     if isinstance(prepared, Chunks):
         return attend_chunks(query, key, value, prepared.chunks)
@@ -110,13 +148,19 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, prepared
         from flash_attn import flash_attn_with_kvcache
 
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        seen: torch.Tensor = flash_attn_with_kvcache(query, key, value, cache_seqlens=prepared.lengths, causal=False)
+        seen: torch.Tensor = flash_attn_with_kvcache(
+            query, key, value, cache_seqlens=prepared.lengths, causal=False
+        )
         return seen.transpose(1, 2)
     batch, heads, length, size = query.shape
-    if prepared.shape[2] == 1:  # all queries see the same keys, so that those of a group of heads can be taken for one another's
+    if (
+        prepared.shape[2] == 1
+    ):  # all queries see the same keys, so that those of a group of heads can be taken for one another's
         mask = prepared.expand(-1, -1, groups * length, -1)
         folded = query.reshape(batch, heads // groups, groups * length, size)
-        return F.scaled_dot_product_attention(folded, key, value, attn_mask=mask).reshape(batch, heads, length, size)
+        return F.scaled_dot_product_attention(folded, key, value, attn_mask=mask).reshape(
+            batch, heads, length, size
+        )
     if groups > 1:
         key = key.repeat_interleave(groups, dim=1)
         value = value.repeat_interleave(groups, dim=1)
@@ -130,13 +174,16 @@ def flash_installed() -> bool:
 
 @functools.cache
 def _flex(device: str) -> Callable[..., Any]:
-    """FlexAttention, compiled where its kernels are; on a CPU it is a check of the masks, not a way to be fast."""
+    """FlexAttention, compiled where its kernels are; on a CPU it is a check of the masks, not a way
+    to be fast."""
     if device != "cpu":
         return torch.compile(flex_attention, dynamic=True)
 
     def unfused(*arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+            warnings.filterwarnings(
+                "ignore", "flex_attention called without torch.compile", UserWarning
+            )
             return flex_attention(*arguments, **options)
 
     return unfused

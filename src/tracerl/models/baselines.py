@@ -1,6 +1,8 @@
-"""Autoregressive baselines (Qwen2.5, Qwen3, Llama), which the papers' tables compare with: evaluation only.
+"""Autoregressive baselines (Qwen2.5, Qwen3, Llama), which the papers' tables compare with:
+evaluation only.
 
-They are transformers' own classes, named one by one, so that no code from a directory can be run; weights are safetensors, and complete.
+They are transformers' own classes, named one by one, so that no code from a directory can be run;
+weights are safetensors, and complete.
 """
 
 import shutil
@@ -27,46 +29,79 @@ _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 
 
 def is_baseline(directory: Path) -> bool:
-    """Whether a directory holds an autoregressive model (an adapter directory has no config.json and does not)."""
-    return (directory / "config.json").is_file() and read_config(directory).get("model_type") in AUTOREGRESSIVE
+    """Whether a directory holds an autoregressive model (an adapter directory has no config.json
+    and does not)."""
+    return (directory / "config.json").is_file() and read_config(directory).get(
+        "model_type"
+    ) in AUTOREGRESSIVE
 
 
-def load_policy(directory: Path, compute: Compute) -> "tuple[Transformer | PreTrainedModel, Tokenizer]":
+def load_policy(
+    directory: Path, compute: Compute
+) -> "tuple[Transformer | PreTrainedModel, Tokenizer]":
     """What can be evaluated: a checkpoint of the one transformer, or a baseline."""
-    return load_baseline(directory, compute) if is_baseline(directory) else load_checkpoint(directory, compute)
+    return (
+        load_baseline(directory, compute)
+        if is_baseline(directory)
+        else load_checkpoint(directory, compute)
+    )
 
 
 def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, Tokenizer]":
     """A baseline in evaluation mode, and its tokenizer, whose mask id is NO_MASK.
 
-    Raises CheckpointError for tensors that are missing, left over or of another shape, for damaged files and for pickled weights.
+    Raises CheckpointError for tensors that are missing, left over or of another shape, for damaged
+    files and for pickled weights.
     """
     import transformers
 
     config = read_config(directory)
     kind = getattr(transformers, AUTOREGRESSIVE[config["model_type"]])
     tokenizer = load_tokenizer(directory, NO_MASK)
-    dtype = dtype_of(config, directory) if compute.dtype == "stored" else getattr(torch, compute.dtype)
+    dtype = (
+        dtype_of(config, directory) if compute.dtype == "stored" else getattr(torch, compute.dtype)
+    )
     try:
-        model, told = kind.from_pretrained(directory, local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True)
+        model, told = kind.from_pretrained(
+            directory,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError("the weights cannot be read", where=str(directory), got=error,
-                              wanted="config.json and complete safetensors") from error  # fmt: skip
-    wrong = {key: sorted(map(str, told[key])) for key in ("missing_keys", "unexpected_keys", "mismatched_keys") if told.get(key)}
+        raise CheckpointError(
+            "the weights cannot be read",
+            where=str(directory),
+            got=error,
+            wanted="config.json and complete safetensors",
+        ) from error
+    wrong = {
+        key: sorted(map(str, told[key]))
+        for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if told.get(key)
+    }
     if wrong:
         raise CheckpointError("tensors do not fit the config", where=str(directory), got=wrong)
     return model.eval().to(device_of(compute)), tokenizer
 
 
-def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Prompts of several lengths as rows that end together: ids, which of them are seen, positions; int64, bool, int64 [rows, longest]."""
+def left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompts of several lengths as rows that end together: ids, which of them are seen, positions;
+    int64, bool, int64 [rows, longest]."""
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     width = int(lengths.max())
     ids = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt), device=device)
     seen = torch.arange(width, device=device) >= (width - lengths).unsqueeze(1)
-    return ids, seen, (torch.arange(width, device=device) - (width - lengths).unsqueeze(1)).clamp(min=0)
+    return (
+        ids,
+        seen,
+        (torch.arange(width, device=device) - (width - lengths).unsqueeze(1)).clamp(min=0),
+    )
 
 
 def copy_baseline(source: Path, target: Path) -> None:

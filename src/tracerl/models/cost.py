@@ -1,7 +1,9 @@
-"""What passes cost: floating-point operations of the products with weights, counted by hand and as they happen.
+"""What passes cost: floating-point operations of the products with weights, counted by hand and as
+they happen.
 
-Attention over keys is not counted (as in the usual model FLOP utilisation; at 2,000 keys it adds some 15% to a 4B model), nor are norms,
-softmaxes and draws. A multiply-add is two operations; a backward pass costs twice its forward pass.
+Attention over keys is not counted (as in the usual model FLOP utilisation; at 2,000 keys it adds
+some 15% to a 4B model), nor are norms, softmaxes and draws. A multiply-add is two operations; a
+backward pass costs twice its forward pass.
 """
 
 import resource
@@ -26,8 +28,10 @@ def head_flops(arch: Architecture) -> int:
 
 @dataclass
 class Meter:
-    """Counts the passes of the models that `watch` is given. forwards, tokens: passes, and positions they held, padding included.
-    predicted: positions the LM head was applied to. flops: of all of it, those with a gradient three times."""
+    """Counts the passes of the models that `watch` is given. forwards, tokens: passes, and
+    positions they held, padding included.
+    predicted: positions the LM head was applied to. flops: of all of it, those with a gradient
+    three times."""
 
     forwards: int = 0
     tokens: int = 0

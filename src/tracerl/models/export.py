@@ -1,4 +1,5 @@
-"""A model as a directory that others can use: published names, config and tokenizer, adapters merged into the weights."""
+"""A model as a directory that others can use: published names, config and tokenizer, adapters
+merged into the weights."""
 
 import os
 import shutil
@@ -7,18 +8,30 @@ from pathlib import Path
 
 from tracerl.config import Compute
 from tracerl.errors import CheckpointError
-from tracerl.models.checkpoint import apply_adapter, load_checkpoint, placed, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import (
+    apply_adapter,
+    load_checkpoint,
+    placed,
+    policy_hash,
+    save_checkpoint,
+)
 from tracerl.models.lora import merge_adapters
 
 
 def export_checkpoint(model: Path, out: Path, adapters: Sequence[Path], compute: Compute) -> str:
-    """Writes the checkpoint `model`, with `adapters` (PEFT directories) merged into it one after the other, to the new directory `out`.
+    """Writes the checkpoint `model`, with `adapters` (PEFT directories) merged into it one after
+    the other, to the new directory `out`.
 
-    If `model` is itself a directory of adapters, it is merged into its base. Returns the policy hash of what was written.
+    If `model` is itself a directory of adapters, it is merged into its base. Returns the policy
+    hash of what was written.
     Raises CheckpointError if `out` holds something, or an adapter was made for other weights.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise CheckpointError("the export would overwrite something", where=str(out), wanted="a new or empty directory")
+        raise CheckpointError(
+            "the export would overwrite something",
+            where=str(out),
+            wanted="a new or empty directory",
+        )
     loaded, tokenizer = load_checkpoint(model, compute.model_copy(update={"dtype": "stored"}))
     merge_adapters(loaded)
     for adapter in adapters:

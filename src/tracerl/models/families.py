@@ -1,7 +1,8 @@
 """Model families, as data.
 
-A family differs from another in two mathematical facts, its attention rule and its logits shift; everything else here says how its
-published directories name things. No code branches on a family's name: new behaviour is a new field of this record.
+A family differs from another in two mathematical facts, its attention rule and its logits shift;
+everything else here says how its published directories name things. No code branches on a family's
+name: new behaviour is a new field of this record.
 """
 
 from dataclasses import dataclass
@@ -14,13 +15,16 @@ Attention = Literal["block_causal", "full"]
 class Family:
     """What has to be known to load, run and save a checkpoint of one family.
 
-    model_types: what `model_type` of a published config.json may say (compared in lower case); the first is written for a new model.
-    shift: 0, logit i predicts token i; 1, logit i-1 predicts token i (models adapted from autoregressive ones).
+    model_types: what `model_type` of a published config.json may say (compared in lower case); the
+    first is written for a new model.
+    shift: 0, logit i predicts token i; 1, logit i-1 predicts token i (models adapted from
+    autoregressive ones).
     config_keys: our architecture field -> key of the published config.json.
     parameter_names: our parameter name -> published name, where they differ; `{i}` is the layer.
     config_constants: written to a new model's config.json as they are.
     default_head_dim: what a config without head_dim means; None, hidden_size / num_heads.
-    end_tokens: tokens that end a response, where the vocabulary has them, beside those that the directory names itself.
+    end_tokens: tokens that end a response, where the vocabulary has them, beside those that the
+    directory names itself.
     """
 
     name: str
@@ -125,7 +129,11 @@ FAMILIES: dict[str, Family] = {
 }
 
 # Autoregressive baselines by `model_type`: which of transformers' classes they are (baselines.py).
-AUTOREGRESSIVE = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+AUTOREGRESSIVE = {
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
 
 
 def published_name(name: str, family: Family) -> str:

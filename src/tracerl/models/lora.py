@@ -1,12 +1,15 @@
 """Low-rank adapters (LoRA) in the file format of PEFT, for SFT, RL, evaluation and export.
 
-An adapted linear layer computes `W x + (alpha / rank) B A drop(x)`; A is drawn, B starts at zero, and W is frozen. The layer keeps the name
-of its weight, so that everything that reads a model by its parameters' names goes on working; `adapter_state` gives the adapters the names
-that PEFT gives them on the published model. Dropout draws from a generator of its own that training seeds at every step, so that a resumed
-run drops what the killed one would have dropped; RL runs in evaluation mode and drops nothing.
+An adapted linear layer computes `W x + (alpha / rank) B A drop(x)`; A is drawn, B starts at zero,
+and W is frozen. The layer keeps the name of its weight, so that everything that reads a model by
+its parameters' names goes on working; `adapter_state` gives the adapters the names that PEFT gives
+them on the published model. Dropout draws from a generator of its own that training seeds at every
+step, so that a resumed run drops what the killed one would have dropped; RL runs in evaluation mode
+and drops nothing.
 
-The peft package itself is not used: it wraps or renames the layers it adapts, knows LLaDA's names only through remote code, and draws
-dropout from the global state. What is shared is the format, and a test reads each other's files.
+The peft package itself is not used: it wraps or renames the layers it adapts, knows LLaDA's names
+only through remote code, and draws dropout from the global state. What is shared is the format, and
+a test reads each other's files.
 """
 
 import json
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
     from tracerl.models.transformer import Transformer
 
 _PREFIX = "base_model.model."
-# Settings of adapter_config.json that are known in one value only; null or an empty collection is as good.
+# Settings of adapter_config.json that are known in one value only; null or an empty collection is
+# as good.
 _PLAIN: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
@@ -43,13 +47,15 @@ _PLAIN: dict[str, Any] = {
     "layer_replication": None,
     "alora_invocation_tokens": None,
 }
-# Ways to start adapters that take something out of the base's weights: added to the base as it was, they are wrong.
+# Ways to start adapters that take something out of the base's weights: added to the base as it was,
+# they are wrong.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass
 class Adapters:
-    """What a model's adapters are, shared by all of them. base: directory of the checkpoint they were made for; base_hash: its policy hash.
+    """What a model's adapters are, shared by all of them. base: directory of the checkpoint they
+    were made for; base_hash: its policy hash.
 
     generator: what dropout draws from, once `seed_dropout` has been called.
     """
@@ -65,7 +71,11 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, frozen: nn.Linear, adapters: Adapters) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.training = frozen.in_features, frozen.out_features, frozen.training
+        self.in_features, self.out_features, self.training = (
+            frozen.in_features,
+            frozen.out_features,
+            frozen.training,
+        )
         self.weight, self.bias = frozen.weight, frozen.bias
         place: dict[str, Any] = {"device": frozen.weight.device, "dtype": frozen.weight.dtype}
         rank = adapters.settings.rank
@@ -74,7 +84,9 @@ class LoraLinear(nn.Linear):
         self.lora_B = nn.Linear(rank, self.out_features, bias=False, **place)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(self.lora_A(self._dropped(input)))
+        out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(
+            self.lora_A(self._dropped(input))
+        )
         return out
 
     def _dropped(self, x: torch.Tensor) -> torch.Tensor:
@@ -88,17 +100,29 @@ class LoraLinear(nn.Linear):
         """The layer with its adapter added to the weight, in float32 or wider before it is rounded."""
         weight = self.weight.detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
-        change = self.scale * (self.lora_B.weight.detach().to(wide) @ self.lora_A.weight.detach().to(wide))
-        plain = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        change = self.scale * (
+            self.lora_B.weight.detach().to(wide) @ self.lora_A.weight.detach().to(wide)
+        )
+        plain = nn.Linear(
+            self.in_features, self.out_features, bias=self.bias is not None, device="meta"
+        )
         plain.weight = nn.Parameter((weight.to(wide) + change).to(weight.dtype))
         plain.bias = self.bias
         return plain
 
 
-def fit_adapters(model: "Transformer", settings: Lora | None, base: Path, base_hash: str, generator: np.random.Generator) -> None:
-    """Makes a loaded model what a round trains: with the round's adapters, or, without `settings`, whole.
+def fit_adapters(
+    model: "Transformer",
+    settings: Lora | None,
+    base: Path,
+    base_hash: str,
+    generator: np.random.Generator,
+) -> None:
+    """Makes a loaded model what a round trains: with the round's adapters, or, without `settings`,
+    whole.
 
-    Adapters it was loaded with are trained on if they are of the same kind, and merged into the weights of a round without any.
+    Adapters it was loaded with are trained on if they are of the same kind, and merged into the
+    weights of a round without any.
     Raises ParamsError if they are of another kind.
     """
     if settings is None:
@@ -107,15 +131,20 @@ def fit_adapters(model: "Transformer", settings: Lora | None, base: Path, base_h
         add_adapters(model, Adapters(settings, base, base_hash))
         _draw(model, generator)
     elif _kind(model.adapters.settings) != _kind(settings):
-        raise ParamsError("the checkpoint's adapters are not of the kind this round trains", where="lora", got=_kind(settings),
-                          wanted=_kind(model.adapters.settings),
-                          do="use the same, or set lora to null to merge them and train all weights")  # fmt: skip
+        raise ParamsError(
+            "the checkpoint's adapters are not of the kind this round trains",
+            where="lora",
+            got=_kind(settings),
+            wanted=_kind(model.adapters.settings),
+            do="use the same, or set lora to null to merge them and train all weights",
+        )
     else:
         model.adapters.settings = settings
 
 
 def add_adapters(model: "Transformer", adapters: Adapters) -> None:
-    """Freezes the model and adapts the layers that the settings name. The adapters' values are left to the caller."""
+    """Freezes the model and adapts the layers that the settings name. The adapters' values are left
+    to the caller."""
     model.requires_grad_(False)
     for path, layer in list(_linear_layers(model)):
         if path.rpartition(".")[2] in adapters.settings.targets:
@@ -124,7 +153,8 @@ def add_adapters(model: "Transformer", adapters: Adapters) -> None:
 
 
 def merge_adapters(model: "Transformer") -> None:
-    """Adds the adapters to the weights and makes the model whole and trainable again; nothing happens without adapters."""
+    """Adds the adapters to the weights and makes the model whole and trainable again; nothing
+    happens without adapters."""
     for path, layer in list(_linear_layers(model)):
         if isinstance(layer, LoraLinear):
             model.set_submodule(path, layer.merged())
@@ -142,20 +172,41 @@ def seed_dropout(model: "Transformer", seed: int) -> None:
 def adapter_state(model: "Transformer") -> dict[str, torch.Tensor]:
     """The adapters' tensors under the names that PEFT gives them on the published model."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
-    return {_published(name, model): tensor.detach().contiguous() for name, tensor in tensors.items()}
+    return {
+        _published(name, model): tensor.detach().contiguous() for name, tensor in tensors.items()
+    }
 
 
-def load_adapter_state(model: "Transformer", tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Copies a PEFT file's tensors into the model's adapters. Raises CheckpointError for what is missing, left over or misshapen."""
-    wanted = {_published(name, model): parameter for name, parameter in model.named_parameters() if ".lora_" in name}
-    for kind, names in (("are missing", wanted.keys() - tensors.keys()), ("are left over", tensors.keys() - wanted.keys())):
+def load_adapter_state(
+    model: "Transformer", tensors: Mapping[str, torch.Tensor], where: str
+) -> None:
+    """Copies a PEFT file's tensors into the model's adapters. Raises CheckpointError for what is
+    missing, left over or misshapen."""
+    wanted = {
+        _published(name, model): parameter
+        for name, parameter in model.named_parameters()
+        if ".lora_" in name
+    }
+    for kind, names in (
+        ("are missing", wanted.keys() - tensors.keys()),
+        ("are left over", tensors.keys() - wanted.keys()),
+    ):
         if names:
-            raise CheckpointError(f"tensors of the adapter {kind}", where=where, got=sorted(names)[:4], wanted=f"{len(wanted)} tensors")
+            raise CheckpointError(
+                f"tensors of the adapter {kind}",
+                where=where,
+                got=sorted(names)[:4],
+                wanted=f"{len(wanted)} tensors",
+            )
     with torch.no_grad():
         for name, parameter in wanted.items():
             if tensors[name].shape != parameter.shape:
-                raise CheckpointError("wrong tensor shape", where=f"{where}: {name}", got=list(tensors[name].shape),
-                                      wanted=list(parameter.shape))  # fmt: skip
+                raise CheckpointError(
+                    "wrong tensor shape",
+                    where=f"{where}: {name}",
+                    got=list(tensors[name].shape),
+                    wanted=list(parameter.shape),
+                )
             parameter.copy_(tensors[name])
 
 
@@ -176,30 +227,58 @@ def adapter_config(model: "Transformer", base: str) -> dict[str, Any]:
     }
 
 
-def settings_of(config: Mapping[str, Any], names: list[str], model: "Transformer", where: str) -> Lora:
-    """The settings of a PEFT adapter: rank, alpha and dropout from its config, targets from the names of its tensors.
+def settings_of(
+    config: Mapping[str, Any], names: list[str], model: "Transformer", where: str
+) -> Lora:
+    """The settings of a PEFT adapter: rank, alpha and dropout from its config, targets from the
+    names of its tensors.
 
     Raises CheckpointError for kinds of adapters that are not read.
     """
-    unsupported = {key: config[key] for key, plain in _PLAIN.items() if config.get(key) and config[key] != plain}
+    unsupported = {
+        key: config[key]
+        for key, plain in _PLAIN.items()
+        if config.get(key) and config[key] != plain
+    }
     start = "init_lora_weights"
     if str(config.get(start)).startswith(_CHANGE_THE_BASE):
         unsupported[start] = config[start]
     if unsupported:
-        raise CheckpointError("the adapter is of a kind that is not read", where=where, got=unsupported,
-                              wanted={key: _PLAIN.get(key, True) for key in unsupported})  # fmt: skip
-    by_name = {f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path for path, _ in _linear_layers(model)}
+        raise CheckpointError(
+            "the adapter is of a kind that is not read",
+            where=where,
+            got=unsupported,
+            wanted={key: _PLAIN.get(key, True) for key in unsupported},
+        )
+    by_name = {
+        f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path
+        for path, _ in _linear_layers(model)
+    }
     targets = set()
     for name in names:
         path = by_name.get(name.replace(".lora_A.", ".").replace(".lora_B.", "."))
         if path is None:
-            raise CheckpointError("the adapter changes what this model does not have", where=where, got=name)
+            raise CheckpointError(
+                "the adapter changes what this model does not have", where=where, got=name
+            )
         targets.add(path.split(".")[-1])
     try:
-        told = {"rank": config["r"], "alpha": config["lora_alpha"], "dropout": config.get("lora_dropout", 0.0), "targets": sorted(targets)}
-        return Lora.model_validate_json(json.dumps(told))  # JSON's rules: a whole number may be a float
+        told = {
+            "rank": config["r"],
+            "alpha": config["lora_alpha"],
+            "dropout": config.get("lora_dropout", 0.0),
+            "targets": sorted(targets),
+        }
+        return Lora.model_validate_json(
+            json.dumps(told)
+        )  # JSON's rules: a whole number may be a float
     except (KeyError, ValueError) as error:
-        raise CheckpointError("the adapter's config is damaged", where=where, got=error, wanted="r, lora_alpha, lora_dropout") from error
+        raise CheckpointError(
+            "the adapter's config is damaged",
+            where=where,
+            got=error,
+            wanted="r, lora_alpha, lora_dropout",
+        ) from error
 
 
 def _kind(settings: Lora) -> tuple[int, float, list[str]]:
@@ -220,7 +299,11 @@ def _draw(model: "Transformer", generator: np.random.Generator) -> None:
 def _linear_layers(model: "Transformer") -> Iterator[tuple[str, nn.Linear]]:
     """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or not."""
     for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and path.startswith("model.layers.") and ".lora_" not in path:
+        if (
+            isinstance(layer, nn.Linear)
+            and path.startswith("model.layers.")
+            and ".lora_" not in path
+        ):
             yield path, layer
 
 
@@ -231,10 +314,14 @@ def _published(name: str, model: "Transformer") -> str:
 
 
 def _published_targets(model: "Transformer") -> list[str]:
-    """Published names of the adapted modules: the last part where no other module ends so (LLaDA's head does), else the whole path."""
+    """Published names of the adapted modules: the last part where no other module ends so (LLaDA's
+    head does), else the whole path."""
     layers = dict(_linear_layers(model))
     adapted = {path for path, layer in layers.items() if isinstance(layer, LoraLinear)}
-    paths = {path: published_name(f"{path}.weight", model.family).removesuffix(".weight") for path in (*layers, "lm_head")}
+    paths = {
+        path: published_name(f"{path}.weight", model.family).removesuffix(".weight")
+        for path in (*layers, "lm_head")
+    }
     others = {published.split(".")[-1] for path, published in paths.items() if path not in adapted}
     whole = {published for path, published in paths.items() if path in adapted}
     return sorted({name if (last := name.split(".")[-1]) in others else last for name in whole})

@@ -1,13 +1,16 @@
-"""The order module: a small network beside a policy that says which masked position to commit next (DCoLT, arXiv 2505.10446).
+"""The order module: a small network beside a policy that says which masked position to commit next
+(DCoLT, arXiv 2505.10446).
 
-It reads the hidden state that predicts a position's token and gives the position a score; the sampler draws the positions of a step by
-Plackett-Luce over these scores (`order_score: module`), and method `mask_aware` trains it with the policy, by the same reward. With
-segments of one step, all of them scored, that is the exact likelihood of both decisions of every step, as DCoLT has it.
+It reads the hidden state that predicts a position's token and gives the position a score; the
+sampler draws the positions of a step by Plackett-Luce over these scores (`order_score: module`),
+and method `mask_aware` trains it with the policy, by the same reward. With segments of one step,
+all of them scored, that is the exact likelihood of both decisions of every step, as DCoLT has it.
 
-Departures from DCoLT: a network per position, where the published one is a transformer layer over the response, told by learned embeddings
-how far denoising is and what is masked or live (what ours reads has attended to the canvas already; it needs no cache and replays exactly);
-it starts at zero, a uniform order; its ratio is clipped apart from the tokens'. It lies in the folder `order` of a checkpoint, since no
-published format has a place for it.
+Departures from DCoLT: a network per position, where the published one is a transformer layer over
+the response, told by learned embeddings how far denoising is and what is masked or live (what ours
+reads has attended to the canvas already; it needs no cache and replays exactly); it starts at zero,
+a uniform order; its ratio is clipped apart from the tokens'. It lies in the folder `order` of a
+checkpoint, since no published format has a place for it.
 """
 
 from pathlib import Path
@@ -27,7 +30,8 @@ FOLDER = "order"
 
 
 class OrderModule(nn.Module):
-    """Scores [..., 1] of hidden states [..., hidden]: a hidden layer of the same width and a scalar."""
+    """Scores [..., 1] of hidden states [..., hidden]: a hidden layer of the same width and a
+    scalar."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -41,15 +45,17 @@ class OrderModule(nn.Module):
 
 
 def fit_order_module(model: "Transformer", generator: np.random.Generator) -> None:
-    """Makes a loaded model one with an order module to train, its own or a fresh one: drawn inside, zero in its last layer, so that the
-    order is uniform at first."""
+    """Makes a loaded model one with an order module to train, its own or a fresh one: drawn inside,
+    zero in its last layer, so that the order is uniform at first."""
     if model.order is not None:
         model.order.requires_grad_(True)
         return
     module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
     with torch.no_grad():
         shape = tuple(module.inner.weight.shape)
-        module.inner.weight.copy_(torch.from_numpy(generator.standard_normal(shape) * shape[1] ** -0.5))
+        module.inner.weight.copy_(
+            torch.from_numpy(generator.standard_normal(shape) * shape[1] ** -0.5)
+        )
         for parameter in (module.inner.bias, module.score.weight, module.score.bias):
             parameter.zero_()
     model.order = module
@@ -62,10 +68,16 @@ def save_order_module(model: "Transformer", checkpoint: Path) -> None:
 
 
 def load_order_module(model: "Transformer", checkpoint: Path) -> None:
-    """Gives the model the order module of a checkpoint directory, if that has one. Raises CheckpointError if it does not fit."""
+    """Gives the model the order module of a checkpoint directory, if that has one. Raises
+    CheckpointError if it does not fit."""
     if not (checkpoint / FOLDER / WEIGHTS).is_file():
         return
     module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
-    fill_module(module, checkpoint / FOLDER, "order module", "the module of a policy of this shape",
-                "delete the folder `order` to go on without it")  # fmt: skip
+    fill_module(
+        module,
+        checkpoint / FOLDER,
+        "order module",
+        "the module of a policy of this shape",
+        "delete the folder `order` to go on without it",
+    )
     model.order = module

@@ -1,10 +1,14 @@
-"""Block-sparse attention without a kernel of its own: chunks of queries against the keys that they can see. For long layouts on a CPU.
+"""Block-sparse attention without a kernel of its own: chunks of queries against the keys that they
+can see. For long layouts on a CPU.
 
-No query-by-key table is ever made. Tokens of one block and stream see and are seen alike, so visibility is worked out over such runs;
-of the keys of a chunk, those that all its queries see need no mask, and a mask is kept for the few that only some see. The backward pass
-computes the weights again from the log-sum-exp, so that what is kept grows with the number of tokens and not with its square.
+No query-by-key table is ever made. Tokens of one block and stream see and are seen alike, so
+visibility is worked out over such runs; of the keys of a chunk, those that all its queries see need
+no mask, and a mask is kept for the few that only some see. The backward pass computes the weights
+again from the log-sum-exp, so that what is kept grows with the number of tokens and not with its
+square.
 
-Contract: equal to attention over the boolean mask to rounding; padding gets zeros. Sums are in float32 at least.
+Contract: equal to attention over the boolean mask to rounding; padding gets zeros. Sums are in
+float32 at least.
 """
 
 from dataclasses import dataclass
@@ -19,7 +23,8 @@ CHUNK = 128  # queries
 
 @dataclass(frozen=True)
 class Chunk:
-    """Queries [start, stop) of a row. ranges: columns of keys that all of them see. columns: int64 [P], those that some of them see, and
+    """Queries [start, stop) of a row. ranges: columns of keys that all of them see. columns: int64
+    [P], those that some of them see, and
     mask: bool [stop - start, P], which."""
 
     row: int
@@ -32,13 +37,17 @@ class Chunk:
 
 def chunks_of(blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:
     """The chunks of a pass whose keys are its queries; blocks and streams int64 [B, L] on the CPU."""
-    return [chunk for row in range(len(blocks)) for chunk in _row_chunks(row, blocks[row], streams[row])]
+    return [
+        chunk for row in range(len(blocks)) for chunk in _row_chunks(row, blocks[row], streams[row])
+    ]
 
 
 def _row_chunks(row: int, blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:
     columns = torch.arange(len(blocks))
     new = torch.ones(len(blocks), dtype=torch.bool)
-    new[1:] = (blocks[1:] != blocks[:-1]) | (streams[1:] != streams[:-1]) | (columns[1:] % CHUNK == 0)
+    new[1:] = (
+        (blocks[1:] != blocks[:-1]) | (streams[1:] != streams[:-1]) | (columns[1:] % CHUNK == 0)
+    )
     starts = columns[new]
     stops = torch.cat([starts[1:], columns.new_tensor([len(blocks)])])
     real = streams[starts] != PAD
@@ -56,11 +65,19 @@ def _row_chunks(row: int, blocks: torch.Tensor, streams: torch.Tensor) -> list[C
 
 
 def _joins(starts: list[int], stops: list[int], first: int, last: int) -> bool:
-    """Whether run `last` follows the one before it and still fits into the chunk that began with run `first`."""
+    """Whether run `last` follows the one before it and still fits into the chunk that began with
+    run `first`."""
     return starts[last] == stops[last - 1] and stops[last] - starts[first] <= CHUNK
 
 
-def _chunk(row: int, runs: tuple[int, int], starts: torch.Tensor, stops: torch.Tensor, block: torch.Tensor, stream: torch.Tensor) -> Chunk:
+def _chunk(
+    row: int,
+    runs: tuple[int, int],
+    starts: torch.Tensor,
+    stops: torch.Tensor,
+    block: torch.Tensor,
+    stream: torch.Tensor,
+) -> Chunk:
     mine = slice(*runs)
     seen = sees(block[mine].unsqueeze(1), stream[mine].unsqueeze(1), block, stream)
     everyone, someone = seen.all(0), seen.any(0)
@@ -75,10 +92,14 @@ def _chunk(row: int, runs: tuple[int, int], starts: torch.Tensor, stops: torch.T
     owner = torch.arange(len(some)).repeat_interleave(lengths)
     offset = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
     mask = seen[:, some].repeat_interleave((stops - starts)[mine], dim=0)[:, owner]
-    return Chunk(row, int(starts[mine][0]), int(stops[mine][-1]), ranges, starts[some][owner] + offset, mask)
+    return Chunk(
+        row, int(starts[mine][0]), int(stops[mine][-1]), ranges, starts[some][owner] + offset, mask
+    )
 
 
-def attend_chunks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
+def attend_chunks(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunks: list[Chunk]
+) -> torch.Tensor:
     """Attention output [B, H, L, D] for query [B, H, L, D] and key, value [B, H_kv, L, D]."""
     out: torch.Tensor = _Sparse.apply(query, key, value, chunks)  # type: ignore[no-untyped-call]
     return out
@@ -88,13 +109,18 @@ def _taken(table: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     """The chunk's keys or values, [H_kv, N, D]: those of the ranges, then those of the columns."""
     mine = table[chunk.row]
     wide = torch.promote_types(mine.dtype, torch.float32)
-    return torch.cat([*(mine[:, start:stop] for start, stop in chunk.ranges), mine[:, chunk.columns]], dim=1).to(wide)
+    return torch.cat(
+        [*(mine[:, start:stop] for start, stop in chunk.ranges), mine[:, chunk.columns]], dim=1
+    ).to(wide)
 
 
 def _queries(table: torch.Tensor, chunk: Chunk, heads: int) -> torch.Tensor:
-    """The chunk's queries, the heads that share a key head behind each other, [H_kv, G * (stop - start), D]."""
+    """The chunk's queries, the heads that share a key head behind each other, [H_kv, G * (stop -
+    start), D]."""
     mine = table[chunk.row, :, chunk.start : chunk.stop]
-    return mine.reshape(heads, -1, mine.shape[-1]).to(torch.promote_types(mine.dtype, torch.float32))
+    return mine.reshape(heads, -1, mine.shape[-1]).to(
+        torch.promote_types(mine.dtype, torch.float32)
+    )
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, chunk: Chunk) -> torch.Tensor:
@@ -109,7 +135,9 @@ def _scores(query: torch.Tensor, key: torch.Tensor, chunk: Chunk) -> torch.Tenso
 
 class _Sparse(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunks: list[Chunk]) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, chunks: list[Chunk]
+    ) -> torch.Tensor:
         out, heads = torch.zeros_like(query), key.shape[1]
         wide = torch.promote_types(query.dtype, torch.float32)
         total = query.new_zeros(query.shape[:-1], dtype=wide)  # log of the sum of exponentials
@@ -119,26 +147,44 @@ class _Sparse(torch.autograd.Function):
             weights = scores.sub_(largest).exp_()
             norm = weights.sum(-1, keepdim=True)
             mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
-            out[mine] = (torch.bmm(weights, _taken(value, chunk)) / norm).view(out[mine].shape).to(out.dtype)
+            out[mine] = (
+                (torch.bmm(weights, _taken(value, chunk)) / norm)
+                .view(out[mine].shape)
+                .to(out.dtype)
+            )
             total[mine] = (largest + norm.log()).view(total[mine].shape)
         ctx.save_for_backward(query, key, value, out, total)
         ctx.chunks = chunks
         return out
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(
+        ctx: Any, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         query, key, value, out, total = ctx.saved_tensors
         [upstream] = gradients
         heads, scale = key.shape[1], query.shape[-1] ** -0.5
         shift = (upstream.to(total.dtype) * out).sum(-1)
         to_query = torch.zeros_like(query)
-        to_key, to_value = torch.zeros_like(key, dtype=total.dtype), torch.zeros_like(value, dtype=total.dtype)
+        to_key, to_value = (
+            torch.zeros_like(key, dtype=total.dtype),
+            torch.zeros_like(value, dtype=total.dtype),
+        )
         for chunk in ctx.chunks:
             mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
-            queries, keys, up = _queries(query, chunk, heads), _taken(key, chunk), _queries(upstream, chunk, heads)
+            queries, keys, up = (
+                _queries(query, chunk, heads),
+                _taken(key, chunk),
+                _queries(upstream, chunk, heads),
+            )
             weights = _scores(queries, keys, chunk).sub_(total[mine].reshape(heads, -1, 1)).exp_()
             _add(to_value, chunk, torch.bmm(weights.transpose(1, 2), up))
-            slope = torch.bmm(up, _taken(value, chunk).transpose(1, 2)).sub_(shift[mine].reshape(heads, -1, 1)).mul_(weights).mul_(scale)
+            slope = (
+                torch.bmm(up, _taken(value, chunk).transpose(1, 2))
+                .sub_(shift[mine].reshape(heads, -1, 1))
+                .mul_(weights)
+                .mul_(scale)
+            )
             to_query[mine] = torch.bmm(slope, keys).view(to_query[mine].shape).to(to_query.dtype)
             _add(to_key, chunk, torch.bmm(slope.transpose(1, 2), queries))
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None

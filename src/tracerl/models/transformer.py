@@ -1,8 +1,9 @@
 """The one transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-The near-identical architectures of the families are flags (`qk_norm`, `qkv_bias`, `tie_embeddings`). Parameter names are those of the
-published Qwen-like checkpoints; `checkpoint.py` translates the others. The model returns hidden states; `logits` is called by whoever
-knows which positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
+The near-identical architectures of the families are flags (`qk_norm`, `qkv_bias`,
+`tie_embeddings`). Parameter names are those of the published Qwen-like checkpoints; `checkpoint.py`
+translates the others. The model returns hidden states; `logits` is called by whoever knows which
+positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
 """
 
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Architecture:
 
 
 class KeyValueCache:
-    """Keys and values: per layer [num_rows, max_length + 1, num_kv_heads, head_dim], written in place. The last column is spare."""
+    """Keys and values: per layer [num_rows, max_length + 1, num_kv_heads, head_dim], written in
+    place. The last column is spare."""
 
     def __init__(self, model: "Transformer", num_rows: int, max_length: int) -> None:
         arch, weight = model.architecture, model.model.embed_tokens.weight
@@ -57,18 +59,22 @@ class KeyValueCache:
         self.values = [weight.new_zeros(shape) for _ in range(arch.num_layers)]
 
     def copy_rows(self, sources: torch.Tensor, targets: torch.Tensor, length: int) -> None:
-        """Copies the first `length` columns of rows over those of others, all at once; int64 [N] each."""
+        """Copies the first `length` columns of rows over those of others, all at once; int64 [N]
+        each."""
         for tensor in (*self.keys, *self.values):
             tensor[targets, :length] = tensor[sources, :length]
 
 
 @dataclass(frozen=True)
 class CacheWindow:
-    """One forward pass through a cache: keys and values are written to rows [first_row, first_row + B) at the layout's positions.
+    """One forward pass through a cache: keys and values are written to rows [first_row, first_row +
+    B) at the layout's positions.
 
-    length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only (prefill).
-    rows: int64 [B], the rows where they do not follow each other. columns: int64 [B, L], where keys and values are written if that is not
-    at the positions; the cache's last column takes those that nobody may read.
+    length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only
+    (prefill).
+    rows: int64 [B], the rows where they do not follow each other. columns: int64 [B, L], where keys
+    and values are written if that is not at the positions; the cache's last column takes those that
+    nobody may read.
     """
 
     cache: KeyValueCache
@@ -77,14 +83,27 @@ class CacheWindow:
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
 
-    def exchange(self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes this pass's keys and values [B, L, H_kv, D] of a layer and returns those that its queries see."""
+    def exchange(
+        self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes this pass's keys and values [B, L, H_kv, D] of a layer and returns those that its
+        queries see."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
-        rows: slice | torch.Tensor = slice(self.first_row, self.first_row + len(key)) if self.rows is None else self.rows
-        numbers = torch.arange(rows.start, rows.stop, device=key.device) if isinstance(rows, slice) else rows
+        rows: slice | torch.Tensor = (
+            slice(self.first_row, self.first_row + len(key)) if self.rows is None else self.rows
+        )
+        numbers = (
+            torch.arange(rows.start, rows.stop, device=key.device)
+            if isinstance(rows, slice)
+            else rows
+        )
         at = numbers.unsqueeze(1), positions if self.columns is None else self.columns
         keys[at], values[at] = key, value
-        return (keys[rows, : self.length], values[rows, : self.length]) if self.length else (key, value)
+        return (
+            (keys[rows, : self.length], values[rows, : self.length])
+            if self.length
+            else (key, value)
+        )
 
 
 class RMSNorm(nn.Module):
@@ -110,7 +129,12 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
 
     def forward(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], seen: Prepared, layout: Layout, window: CacheWindow | None
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        seen: Prepared,
+        layout: Layout,
+        window: CacheWindow | None,
     ) -> torch.Tensor:
         b, length, _ = x.shape
         query = rotate(self.q_norm(self.q_proj(x).view(b, length, -1, self.head_dim)), rotary)
@@ -144,7 +168,12 @@ class Layer(nn.Module):
         self.mlp = MLP(arch)
 
     def forward(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], seen: Prepared, layout: Layout, window: CacheWindow | None
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        seen: Prepared,
+        layout: Layout,
+        window: CacheWindow | None,
     ) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotary, seen, layout, window)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
@@ -152,13 +181,18 @@ class Layer(nn.Module):
 
 
 class Head(nn.Linear):
-    """The LM head. With `read` it makes the logits in parts of at most `LOGITS_AT_ONCE` numbers, and again for the gradient.
+    """The LM head. With `read` it makes the logits in parts of at most `LOGITS_AT_ONCE` numbers,
+    and again for the gradient.
 
-    However many parts there are, it is one call: under ZeRO 3 each call gathers the weight, and ranks must make as many.
+    However many parts there are, it is one call: under ZeRO 3 each call gathers the weight, and
+    ranks must make as many.
     """
 
-    def forward(self, input: torch.Tensor, targets: torch.Tensor | None = None, read: "Read | None" = None) -> torch.Tensor:
-        """Logits [..., vocab]; with `targets` int64 [T] and `read`, what it makes of logits, float32 or wider, and targets of a part."""
+    def forward(
+        self, input: torch.Tensor, targets: torch.Tensor | None = None, read: "Read | None" = None
+    ) -> torch.Tensor:
+        """Logits [..., vocab]; with `targets` int64 [T] and `read`, what it makes of logits,
+        float32 or wider, and targets of a part."""
         if targets is None or read is None:
             return super().forward(input)
 
@@ -184,8 +218,9 @@ class Backbone(nn.Module):
 class Transformer(nn.Module):
     """The backbone and its LM head.
 
-    published_config: config.json as it was read, empty for a new model. attention: the back end (attention.py). checkpoint_layers: see
-    config.Compute. adapters: what its low-rank adapters are, if it has any (lora.py). order: its order module, if it has one (order.py).
+    published_config: config.json as it was read, empty for a new model. attention: the back end
+    (attention.py). checkpoint_layers: see config.Compute. adapters: what its low-rank adapters are,
+    if it has any (lora.py). order: its order module, if it has one (order.py).
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -202,7 +237,8 @@ class Transformer(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes head and embeddings one parameter where the architecture says so (again after parameters were replaced)."""
+        """Makes head and embeddings one parameter where the architecture says so (again after
+        parameters were replaced)."""
         if self.architecture.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
@@ -214,11 +250,15 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 
-    def forward(self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, layout: Layout, window: CacheWindow | None = None
+    ) -> torch.Tensor:
         """Hidden states after the last norm, [B, L, hidden], for input_ids int64 [B, L]."""
         x = self.model.embed_tokens(input_ids)
         seen = prepare(layout, self.attention, x.dtype)
-        rotary = rotary_table(layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype)
+        rotary = rotary_table(
+            layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype
+        )
         for layer in self.model.layers:
             if self.checkpoint_layers and torch.is_grad_enabled():
                 x = checkpoint(layer, x, rotary, seen, layout, window, use_reentrant=False)
@@ -228,26 +268,33 @@ class Transformer(nn.Module):
         return out
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [..., vocab] of hidden states [..., hidden] that were read with `predictor_positions`."""
+        """Logits [..., vocab] of hidden states [..., hidden] that were read with
+        `predictor_positions`."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
     def read_logits(self, hidden: torch.Tensor, targets: torch.Tensor, read: Read) -> torch.Tensor:
-        """`read` of the logits of hidden states [T, hidden] and of targets [T], [T, ...]; no table [T, vocab] is made at once."""
+        """`read` of the logits of hidden states [T, hidden] and of targets [T], [T, ...]; no table
+        [T, vocab] is made at once."""
         out: torch.Tensor = self.lm_head(hidden, targets, read)
         return out
 
 
 def predictor_positions(positions: torch.Tensor, family: Family) -> torch.Tensor:
-    """Where the hidden state lies that predicts the token at each position: the one place that shifts logits.
+    """Where the hidden state lies that predicts the token at each position: the one place that
+    shifts logits.
 
-    The first position of a shifted family has no predecessor and is predicted from itself, as the published samplers do.
+    The first position of a shifted family has no predecessor and is predicted from itself, as the
+    published samplers do.
     """
     return (positions - family.shift).clamp(min=0)
 
 
-def rotary_table(positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [B, L, 1, head_dim] of positions int64 [B, L]; angles in float32 at least, whatever the model's dtype."""
+def rotary_table(
+    positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [B, L, 1, head_dim] of positions int64 [B, L]; angles in float32 at least,
+    whatever the model's dtype."""
     wide = torch.promote_types(dtype, torch.float32)
     powers = torch.arange(0, head_dim, 2, device=positions.device, dtype=wide) / head_dim
     angles = positions.to(wide).unsqueeze(-1) * theta**-powers
@@ -256,18 +303,24 @@ def rotary_table(positions: torch.Tensor, head_dim: int, theta: float, dtype: to
 
 
 def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Applies rotary positions to x [B, L, H, D] (first half paired with second half, as the published families do)."""
+    """Applies rotary positions to x [B, L, H, D] (first half paired with second half, as the
+    published families do)."""
     cos, sin = rotary
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out the first values of what is made. torch would draw them on "meta" as well, and load its compiler for that: seconds."""
+    """Leaves out the first values of what is made. torch would draw them on "meta" as well, and
+    load its compiler for that: seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return kwargs["tensor"] if getattr(func, "__module__", None) == "torch.nn.init" else func(*args, **kwargs)
+        return (
+            kwargs["tensor"]
+            if getattr(func, "__module__", None) == "torch.nn.init"
+            else func(*args, **kwargs)
+        )
 
 
 def empty_model(architecture: Architecture) -> Transformer:
@@ -277,12 +330,17 @@ def empty_model(architecture: Architecture) -> Transformer:
 
 
 def new_model(architecture: Architecture, generator: np.random.Generator) -> Transformer:
-    """A model with fresh weights drawn from `generator`: normal, 1/sqrt(fan-in) for matrices, 0.02 for embeddings; norms are one."""
+    """A model with fresh weights drawn from `generator`: normal, 1/sqrt(fan-in) for matrices, 0.02
+    for embeddings; norms are one."""
     model = Transformer(architecture)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
-                scale = 0.02 if "embed_tokens" in name or "lm_head" in name else parameter.shape[1] ** -0.5
+                scale = (
+                    0.02
+                    if "embed_tokens" in name or "lm_head" in name
+                    else parameter.shape[1] ** -0.5
+                )
                 drawn = generator.standard_normal(tuple(parameter.shape), dtype=np.float32) * scale
                 parameter.copy_(torch.from_numpy(drawn))
             elif name.endswith("bias"):

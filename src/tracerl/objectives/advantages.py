@@ -1,4 +1,5 @@
-"""Advantages from the rewards of a prompt's group of responses or from a value model, and which groups are worth training on."""
+"""Advantages from the rewards of a prompt's group of responses or from a value model, and which
+groups are worth training on."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,11 +10,13 @@ Floats = npt.NDArray[np.float64]
 def group_advantages(kind: str, rewards: Floats) -> Floats:
     """Advantage of each response, float64 [group], from its group's rewards.
 
-    group: z-score with the population deviation, 0 when all are equal. mean: minus the group's mean. rloo: minus the mean of the others.
+    group: z-score with the population deviation, 0 when all are equal. mean: minus the group's
+    mean. rloo: minus the mean of the others.
     """
     centred = rewards - rewards.mean()
     if kind == "group":
-        # Equal rewards are asked for directly: their computed deviation can be a rounding error instead of zero.
+        # Equal rewards are asked for directly: their computed deviation can be a rounding error
+        # instead of zero.
         return centred / rewards.std() if rewards.min() != rewards.max() else np.zeros_like(rewards)
     if kind == "rloo":
         return centred * len(rewards) / (len(rewards) - 1)
@@ -21,29 +24,40 @@ def group_advantages(kind: str, rewards: Floats) -> Floats:
 
 
 def keeps_group(rewards: Floats, pass_rate: tuple[float, float], graded: bool) -> bool:
-    """Whether a group is trained on. rewards: those of its decided responses; fewer than two say nothing.
+    """Whether a group is trained on. rewards: those of its decided responses; fewer than two say
+    nothing.
 
-    Binary rewards (0, or what a correct response is paid): its pass rate lies inside `pass_rate`, bounds included. Graded rewards: they are
-    not all equal.
+    Binary rewards (0, or what a correct response is paid): its pass rate lies inside `pass_rate`,
+    bounds included. Graded rewards: they are not all equal.
     """
     if len(rewards) < 2:
         return False
-    return bool(rewards.min() != rewards.max()) if graded else bool(pass_rate[0] <= (rewards != 0.0).mean() <= pass_rate[1])
+    return (
+        bool(rewards.min() != rewards.max())
+        if graded
+        else bool(pass_rate[0] <= (rewards != 0.0).mean() <= pass_rate[1])
+    )
 
 
 def outcome_rewards(reward: float, steps: npt.NDArray[np.int64]) -> Floats:
-    """Reward of each trainable token, float64 [T], when a response is paid once: all of it on every token of the last step.
+    """Reward of each trainable token, float64 [T], when a response is paid once: all of it on every
+    token of the last step.
 
-    steps: int64 [T], the step of each trainable token. The step's mean reward, which is what counts, is then the reward.
+    steps: int64 [T], the step of each trainable token. The step's mean reward, which is what
+    counts, is then the reward.
     """
     return np.where(steps == steps.max(initial=0), reward, 0.0)
 
 
-def chunk_rewards(rewards: Floats, ends: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> Floats:
-    """Reward of each trainable token, float64 [T], of rewards for chunks: each on every token of the last step that lies in its chunk.
+def chunk_rewards(
+    rewards: Floats, ends: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]
+) -> Floats:
+    """Reward of each trainable token, float64 [T], of rewards for chunks: each on every token of
+    the last step that lies in its chunk.
 
-    rewards: float64 [C]. ends: int64 [C], chunk c holds the tokens ends[c - 1] to ends[c]. steps: int64 [T], the step of each token. The
-    sum over steps of their mean rewards is then the sum of the rewards, as with `outcome_rewards`.
+    rewards: float64 [C]. ends: int64 [C], chunk c holds the tokens ends[c - 1] to ends[c]. steps:
+    int64 [T], the step of each token. The sum over steps of their mean rewards is then the sum of
+    the rewards, as with `outcome_rewards`.
     """
     paid = np.zeros(len(steps))
     for reward, start, end in zip(rewards, [0, *ends[:-1]], ends, strict=True):
@@ -52,15 +66,21 @@ def chunk_rewards(rewards: Floats, ends: npt.NDArray[np.int64], steps: npt.NDArr
 
 
 def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
-    """Standardised scores of the chunks of a group's responses: each with `group_advantages` over those that share its place.
+    """Standardised scores of the chunks of a group's responses: each with `group_advantages` over
+    those that share its place.
 
-    scores: float64 [C_i] per response, NaN where undecided. What is undecided, or the only one decided at its place, gets 0.
+    scores: float64 [C_i] per response, NaN where undecided. What is undecided, or the only one
+    decided at its place, gets 0.
     """
     standard = [np.zeros(len(row)) for row in scores]
     for place in range(max((len(row) for row in scores), default=0)):
         there = [i for i, row in enumerate(scores) if place < len(row) and not np.isnan(row[place])]
         if len(there) > 1:
-            for i, value in zip(there, group_advantages(kind, np.array([scores[i][place] for i in there])), strict=True):
+            for i, value in zip(
+                there,
+                group_advantages(kind, np.array([scores[i][place] for i in there])),
+                strict=True,
+            ):
                 standard[i][place] = value
     return standard
 
@@ -68,25 +88,32 @@ def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
 def returns_and_advantages(
     rewards: Floats, values: Floats, steps: npt.NDArray[np.int64], discount: float, trace: float
 ) -> tuple[Floats, Floats]:
-    """Returns R_j and advantages A_j of each trainable token of a response, float64 [T] (TraceRL, section 4.2).
+    """Returns R_j and advantages A_j of each trainable token of a response, float64 [T] (TraceRL,
+    section 4.2).
 
-    rewards, values: float64 [T]. steps: int64 [T], 0, 1, ..., S - 1 in the order of (block, group), none left out. With the means over a
-    step r*, V* (zero beyond S - 1), gamma = discount and lambda = trace, backwards:
-    R*_t = r*_t + gamma R*_{t+1}; delta*_t = r*_t - V*_t + gamma V*_{t+1}; A*_t = delta*_t + gamma lambda A*_{t+1}; and for tokens
-    R_j = r_j + gamma R*_{t_j + 1}; A_j = r_j - V_j + gamma V*_{t_j + 1} + gamma lambda A*_{t_j + 1}.
+    rewards, values: float64 [T]. steps: int64 [T], 0, 1, ..., S - 1 in the order of (block, group),
+    none left out. With the means over a step r*, V* (zero beyond S - 1), gamma = discount and
+    lambda = trace, backwards: R*_t = r*_t + gamma R*_{t+1}; delta*_t = r*_t - V*_t + gamma
+    V*_{t+1}; A*_t = delta*_t + gamma lambda A*_{t+1}; and for tokens R_j = r_j + gamma R*_{t_j +
+    1}; A_j = r_j - V_j + gamma V*_{t_j + 1} + gamma lambda A*_{t_j + 1}.
     """
     size = np.bincount(steps)
-    reward, value = (np.append(np.bincount(steps, weights=x) / size, 0.0) for x in (rewards, values))
+    reward, value = (
+        np.append(np.bincount(steps, weights=x) / size, 0.0) for x in (rewards, values)
+    )
     returned, advantage = np.zeros_like(reward), np.zeros_like(reward)
     for step in range(len(size) - 1, -1, -1):
         returned[step] = reward[step] + discount * returned[step + 1]
         delta = reward[step] - value[step] + discount * value[step + 1]
         advantage[step] = delta + discount * trace * advantage[step + 1]
     after = steps + 1
-    return rewards + discount * returned[after], rewards - values + discount * value[after] + discount * trace * advantage[after]
+    return rewards + discount * returned[after], rewards - values + discount * value[
+        after
+    ] + discount * trace * advantage[after]
 
 
 def explained_variance(values: Floats, returns: Floats) -> float:
-    """1 - Var(R - V) / Var(R): 1 for a perfect value model, 0 for a constant; 0 where all returns are equal."""
+    """1 - Var(R - V) / Var(R): 1 for a perfect value model, 0 for a constant; 0 where all returns
+    are equal."""
     variance = float(returns.var())
     return 1.0 - float((returns - values).var()) / variance if variance else 0.0

@@ -1,7 +1,9 @@
-"""Charts as inline SVG: lines over steps, changes, heat maps, histograms, problems won and lost, and one interval for a table cell.
+"""Charts as inline SVG: lines over steps, changes, heat maps, histograms, problems won and lost,
+and one interval for a table cell.
 
-A chart is a string of SVG that scales with its container. Colours, fonts and strokes are left to the page through classes, `s0`, `s1`, ...
-for the series, so that one picture serves light, dark and print. Every text is escaped.
+A chart is a string of SVG that scales with its container. Colours, fonts and strokes are left to
+the page through classes, `s0`, `s1`, ... for the series, so that one picture serves light, dark and
+print. Every text is escaped.
 """
 
 import math
@@ -19,7 +21,8 @@ _MAX_DOTS = 16
 
 @dataclass(frozen=True)
 class Series:
-    """One line: y over x, and optionally a band from low to high, all of one length. Points that are not finite are left out."""
+    """One line: y over x, and optionally a band from low to high, all of one length. Points that
+    are not finite are left out."""
 
     label: str
     x: Sequence[float]
@@ -28,13 +31,21 @@ class Series:
     high: Sequence[float] = field(default=())
 
     def points(self) -> list[tuple[float, float]]:
-        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+        return [
+            (x, y)
+            for x, y in zip(self.x, self.y, strict=True)
+            if math.isfinite(x) and math.isfinite(y)
+        ]
 
     def band(self) -> list[tuple[float, float, float]]:
         """(x, low, high) of every point."""
         if not self.low:
             return []
-        return [(x, a, b) for x, a, b in zip(self.x, self.low, self.high, strict=True) if math.isfinite(a + b)]
+        return [
+            (x, a, b)
+            for x, a, b in zip(self.x, self.low, self.high, strict=True)
+            if math.isfinite(a + b)
+        ]
 
 
 @dataclass(frozen=True)
@@ -62,42 +73,64 @@ def plain(value: float) -> str:
 
 
 def line_chart(title: str, series: Sequence[Series], x_label: str, text: Format = plain) -> str:
-    """Lines over a common axis, with a legend that names each line's last value. `text` writes values of y."""
+    """Lines over a common axis, with a legend that names each line's last value. `text` writes
+    values of y."""
     drawn = [one for one in series if one.points()]
     if not drawn:
         return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
     xs = [x for one in drawn for x, _ in one.points()]
-    ys = [y for one in drawn for _, y in one.points()] + [v for one in drawn for _, a, b in one.band() for v in (a, b)]
+    ys = [y for one in drawn for _, y in one.points()] + [
+        v for one in drawn for _, a, b in one.band() for v in (a, b)
+    ]
     # An axis that would begin near zero begins there. Steps and iterations are whole numbers.
     bottom = 0.0 if 0 < min(ys) < 0.4 * max(ys) else min(ys)
-    x_ticks, y_ticks = [t for t in ticks(min(xs), max(xs), 5, 1.0) if min(xs) <= t <= max(xs)], ticks(bottom, max(ys), 4)
+    x_ticks, y_ticks = (
+        [t for t in ticks(min(xs), max(xs), 5, 1.0) if min(xs) <= t <= max(xs)],
+        ticks(bottom, max(ys), 4),
+    )
     to_x = _scale((min(xs), max(xs)), (_LEFT, _WIDTH - _RIGHT))
     to_y = _scale((y_ticks[0], y_ticks[-1]), (_HEIGHT - _BOTTOM, _TOP))
-    parts = _axes([(to_x(t), plain(t)) for t in x_ticks], list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, text), strict=True)), x_label)
+    parts = _axes(
+        [(to_x(t), plain(t)) for t in x_ticks],
+        list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, text), strict=True)),
+        x_label,
+    )
     parts += [_band(one, f"s{i}", to_x, to_y) for i, one in enumerate(drawn) if one.band()]
     for i, one in enumerate(drawn):
         parts += _line(one, f"s{i}", to_x, to_y, text)
-    return _svg(title, _HEIGHT, [*parts, _legend([(one.label, text(one.points()[-1][1])) for one in drawn])])
+    return _svg(
+        title, _HEIGHT, [*parts, _legend([(one.label, text(one.points()[-1][1])) for one in drawn])]
+    )
 
 
 def change_chart(title: str, changes: Sequence[Change], text: Format = plain) -> str:
     """One row per quantity: a hollow dot before, a full dot after, both with their intervals."""
     row_height, top = 42, 34
     height = top + row_height * len(changes) + 26
-    values = [v for c in changes for v in (c.before, c.after, *(c.before_interval or ()), *(c.after_interval or ()))]
+    values = [
+        v
+        for c in changes
+        for v in (c.before, c.after, *(c.before_interval or ()), *(c.after_interval or ()))
+    ]
     x_ticks = ticks(min(values), max(values), 5)
     to_x = _scale((x_ticks[0], x_ticks[-1]), (14, _WIDTH - 14))
     bottom = top + row_height * len(changes) + 4
-    parts = [f'<line class="grid" x1="{_n(to_x(t))}" x2="{_n(to_x(t))}" y1="{top - 6}" y2="{bottom}"/>' for t in x_ticks]
+    parts = [
+        f'<line class="grid" x1="{_n(to_x(t))}" x2="{_n(to_x(t))}" y1="{top - 6}" y2="{bottom}"/>'
+        for t in x_ticks
+    ]
     for tick, label in zip(x_ticks, _tick_texts(x_ticks, text), strict=True):
-        parts.append(f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" y="{bottom + 14}">{label}</text>')
+        parts.append(
+            f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" y="{bottom + 14}">{label}</text>'
+        )
     for i, change in enumerate(changes):
         parts += _change_row(change, top + row_height * i, to_x, text)
     return _svg(title, height, parts)
 
 
 def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label: str) -> str:
-    """Shares from 0 to 1 as shades: `cells[row][column]`, rows from the top. Axes count from 1 (columns) and 0 (rows)."""
+    """Shares from 0 to 1 as shades: `cells[row][column]`, rows from the top. Axes count from 1
+    (columns) and 0 (rows)."""
     if not cells:
         return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
     top, columns = 40, max(map(len, cells))
@@ -106,25 +139,35 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
     parts: list[str] = []
     for row, line in enumerate(cells):
         y = top + height * row
-        parts.append(f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + height / 2 + 4)}">{row}</text>')
+        parts.append(
+            f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + height / 2 + 4)}">{row}</text>'
+        )
         for column, share in enumerate(line):
             x, text = _LEFT + width * column, f"{100 * share:.0f}"
             tip = f"<title>{escape(y_label)} {row}, {escape(x_label)} {column + 1}: {100 * share:.1f}%</title>"
-            parts.append(f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(height - 1)}" '
-                         f'fill-opacity="{0.04 + 0.9 * share:.2f}">{tip}</rect>')  # fmt: skip
+            parts.append(
+                f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(height - 1)}" '
+                f'fill-opacity="{0.04 + 0.9 * share:.2f}">{tip}</rect>'
+            )
             if width >= 22 and height >= 13:
                 place = f'x="{_n(x + width / 2)}" y="{_n(y + height / 2 + 4)}"'
                 parts.append(f'<text class="cell" text-anchor="middle" {place}>{text}</text>')
     every = -(-columns // 16)
     for column in range(0, columns, every):
         centre = _n(_LEFT + width * (column + 0.5))
-        parts.append(f'<text class="tick" text-anchor="middle" x="{centre}" y="{_n(bottom + 14)}">{column + 1}</text>')
+        parts.append(
+            f'<text class="tick" text-anchor="middle" x="{centre}" y="{_n(bottom + 14)}">{column + 1}</text>'
+        )
     parts.append(f'<text class="name" x="2" y="33">{escape(y_label)}</text>')
-    parts.append(f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>')
+    parts.append(
+        f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>'
+    )
     return _svg(title, round(bottom + 34), parts)
 
 
-def histogram(title: str, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], x_label: str) -> str:
+def histogram(
+    title: str, labels: Sequence[str], series: Sequence[tuple[str, Sequence[float]]], x_label: str
+) -> str:
     """Bars of shares per bin, the series of (name, share per bin) next to each other."""
     if not series:
         return _svg(title, _HEIGHT, [f'<text class="note" x="{_LEFT}" y="60">no values</text>'])
@@ -133,7 +176,9 @@ def histogram(title: str, labels: Sequence[str], series: Sequence[tuple[str, Seq
     to_y = _scale((0.0, y_ticks[-1]), (_HEIGHT - _BOTTOM, _TOP))
     slot = (_WIDTH - _LEFT - _RIGHT) / len(labels)
     middles = [(_LEFT + slot * (i + 0.5), label) for i, label in enumerate(labels)]
-    parts = _axes(middles, list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, percent), strict=True)), x_label)
+    parts = _axes(
+        middles, list(zip(map(to_y, y_ticks), _tick_texts(y_ticks, percent), strict=True)), x_label
+    )
     bar = slot * 0.8 / len(series)
     for number, (name, shares) in enumerate(series):
         for i, share in enumerate(shares):
@@ -146,7 +191,8 @@ def histogram(title: str, labels: Sequence[str], series: Sequence[tuple[str, Seq
 
 
 def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
-    """One row of (label, won, lost) each: problems won to the right of the middle, lost to the left."""
+    """One row of (label, won, lost) each: problems won to the right of the middle, lost to the
+    left."""
     row_height, top = 40, 30
     height, middle = top + row_height * len(rows) + 8, _WIDTH / 2
     most = max((max(won, lost) for _, won, lost in rows), default=0) or 1
@@ -154,12 +200,24 @@ def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
     for i, (label, won, lost) in enumerate(rows):
         y = top + row_height * i
         parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')
-        parts.append(f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{won - lost:+d}</text>')
-        parts.append(f'<rect class="dot s1" x="{_n(middle - lost * reach)}" y="{y + 16}" width="{_n(lost * reach)}" height="12"/>')
-        parts.append(f'<rect class="dot s2" x="{_n(middle)}" y="{y + 16}" width="{_n(won * reach)}" height="12"/>')
-        parts.append(f'<text class="tick" text-anchor="end" x="{_n(middle - lost * reach - 4)}" y="{y + 26}">{lost} lost</text>')
-        parts.append(f'<text class="tick" x="{_n(middle + won * reach + 4)}" y="{y + 26}">{won} won</text>')
-    parts.append(f'<line class="axis" x1="{_n(middle)}" x2="{_n(middle)}" y1="{top + 12}" y2="{height - 4}"/>')
+        parts.append(
+            f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{won - lost:+d}</text>'
+        )
+        parts.append(
+            f'<rect class="dot s1" x="{_n(middle - lost * reach)}" y="{y + 16}" width="{_n(lost * reach)}" height="12"/>'
+        )
+        parts.append(
+            f'<rect class="dot s2" x="{_n(middle)}" y="{y + 16}" width="{_n(won * reach)}" height="12"/>'
+        )
+        parts.append(
+            f'<text class="tick" text-anchor="end" x="{_n(middle - lost * reach - 4)}" y="{y + 26}">{lost} lost</text>'
+        )
+        parts.append(
+            f'<text class="tick" x="{_n(middle + won * reach + 4)}" y="{y + 26}">{won} won</text>'
+        )
+    parts.append(
+        f'<line class="axis" x1="{_n(middle)}" x2="{_n(middle)}" y1="{top + 12}" y2="{height - 4}"/>'
+    )
     return _svg(title, height, parts)
 
 
@@ -175,7 +233,8 @@ def interval_bar(value: float, low: float, high: float) -> str:
 
 
 def ticks(low: float, high: float, count: int, least: float = 0.0) -> list[float]:
-    """About `count` round numbers at least `least` apart, the first at or below `low` and the last at or above `high`."""
+    """About `count` round numbers at least `least` apart, the first at or below `low` and the last
+    at or above `high`."""
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         low, high = (0.0, 1.0) if low == 0 else (low - abs(low) / 2, high + abs(high) / 2)
     rough = max((high - low) / count, least)
@@ -187,10 +246,14 @@ def ticks(low: float, high: float, count: int, least: float = 0.0) -> list[float
 
 
 def _tick_texts(values: Sequence[float], text: Format) -> list[str]:
-    """Round numbers with as many decimals as the one that needs most; per cent where `text` writes that."""
+    """Round numbers with as many decimals as the one that needs most; per cent where `text` writes
+    that."""
     factor, sign = (100, "%") if text is percent else (1, "")
     decimals = max(len(f"{factor * value:.10f}".rstrip("0").partition(".")[2]) for value in values)
-    return [f"{factor * value:,.{decimals}f}{sign}" if decimals <= 5 else f"{value:.2g}" for value in values]
+    return [
+        f"{factor * value:,.{decimals}f}{sign}" if decimals <= 5 else f"{value:.2g}"
+        for value in values
+    ]
 
 
 def _scale(domain: tuple[float, float], target: tuple[float, float]) -> Scale:
@@ -204,19 +267,34 @@ def _n(value: float) -> str:
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:
     head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
-    return "".join([head, f'<text class="title" x="2" y="15">{escape(title)}</text>', *parts, "</svg>"])
+    return "".join(
+        [head, f'<text class="title" x="2" y="15">{escape(title)}</text>', *parts, "</svg>"]
+    )
 
 
-def _axes(x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]], x_label: str) -> list[str]:
+def _axes(
+    x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]], x_label: str
+) -> list[str]:
     """Grid lines, tick labels (place, text) and the name of the x axis."""
     base, end = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    parts = [f'<line class="grid" x1="{_LEFT}" x2="{end}" y1="{_n(y)}" y2="{_n(y)}"/>' for y, _ in y_ticks]
-    parts += [f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + 3.5)}">{escape(t)}</text>' for y, t in y_ticks]
+    parts = [
+        f'<line class="grid" x1="{_LEFT}" x2="{end}" y1="{_n(y)}" y2="{_n(y)}"/>'
+        for y, _ in y_ticks
+    ]
+    parts += [
+        f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + 3.5)}">{escape(t)}</text>'
+        for y, t in y_ticks
+    ]
     parts += [f'<line class="axis" x1="{_LEFT}" x2="{end}" y1="{base}" y2="{base}"/>']
     for x, label in x_ticks:
         parts.append(f'<line class="axis" x1="{_n(x)}" x2="{_n(x)}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(f'<text class="tick" text-anchor="middle" x="{_n(x)}" y="{base + 15}">{escape(label)}</text>')
-    return [*parts, f'<text class="name" text-anchor="end" x="{end}" y="{base + 29}">{escape(x_label)}</text>']
+        parts.append(
+            f'<text class="tick" text-anchor="middle" x="{_n(x)}" y="{base + 15}">{escape(label)}</text>'
+        )
+    return [
+        *parts,
+        f'<text class="name" text-anchor="end" x="{end}" y="{base + 29}">{escape(x_label)}</text>',
+    ]
 
 
 def _band(series: Series, css: str, to_x: Scale, to_y: Scale) -> str:
@@ -232,7 +310,9 @@ def _line(series: Series, css: str, to_x: Scale, to_y: Scale, text: Format) -> l
     parts = [f'<polyline class="line {css}" points="{" ".join(places)}"/>']
     for x, y in points if len(points) <= _MAX_DOTS else points[-1:]:
         value = f"<title>{escape(f'{plain(x)}: {text(y)}')}</title>"
-        parts.append(f'<circle class="dot {css}" cx="{_n(to_x(x))}" cy="{_n(to_y(y))}" r="2.6">{value}</circle>')
+        parts.append(
+            f'<circle class="dot {css}" cx="{_n(to_x(x))}" cy="{_n(to_y(y))}" r="2.6">{value}</circle>'
+        )
     return parts
 
 
@@ -241,7 +321,9 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     parts, x = [], 2.0
     for i, (label, value) in enumerate(entries):
         parts.append(f'<line class="line s{i}" x1="{_n(x)}" x2="{_n(x + 14)}" y1="31" y2="31"/>')
-        parts.append(f'<text class="key" x="{_n(x + 19)}" y="35">{escape(label)} <tspan class="last">{escape(value)}</tspan></text>')
+        parts.append(
+            f'<text class="key" x="{_n(x + 19)}" y="35">{escape(label)} <tspan class="last">{escape(value)}</tspan></text>'
+        )
         x += 19 + 6.1 * len(f"{label} {value}") + 14
     return "".join(parts)
 
@@ -257,6 +339,8 @@ def _change_row(change: Change, y: int, to_x: Scale, text: Format) -> list[str]:
     for interval, css, dy in ((change.before_interval, "s1", 4), (change.after_interval, "s0", -4)):
         if interval:
             low, high = to_x(interval[0]), to_x(interval[1])
-            parts.append(f'<line class="whisker {css}" x1="{_n(low)}" x2="{_n(high)}" y1="{middle + dy}" y2="{middle + dy}"/>')
+            parts.append(
+                f'<line class="whisker {css}" x1="{_n(low)}" x2="{_n(high)}" y1="{middle + dy}" y2="{middle + dy}"/>'
+            )
     parts.append(f'<circle class="hollow s1" cx="{_n(before)}" cy="{middle}" r="5"/>')
     return [*parts, f'<circle class="dot s0" cx="{_n(after)}" cy="{middle}" r="3.6"/>']

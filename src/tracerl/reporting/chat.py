@@ -1,6 +1,8 @@
-"""A conversation in the terminal: tokens appear in the order in which they are unmasked, each in its place.
+"""A conversation in the terminal: tokens appear in the order in which they are unmasked, each in
+its place.
 
-What the model writes is hostile: nothing of it reaches the terminal but printable characters (`printable`) and line breaks.
+What the model writes is hostile: nothing of it reaches the terminal but printable characters
+(`printable`) and line breaks.
 """
 
 import time
@@ -25,10 +27,12 @@ HELP = "/reset forgets the conversation, /exit or an empty Ctrl-D ends it, Ctrl-
 
 
 class Unmasking:
-    """A response while it is sampled: which tokens are known, and which of them the last step brought."""
+    """A response while it is sampled: which tokens are known, and which of them the last step
+    brought."""
 
     def __init__(self, tokenizer: Tokenizer, first_block: int, block_size: int) -> None:
-        """first_block: response positions of the first block, fewer than `block_size` where the prompt fills a part of it."""
+        """first_block: response positions of the first block, fewer than `block_size` where the
+        prompt fills a part of it."""
         self.tokenizer, self.first_block, self.block_size = tokenizer, first_block, block_size
         self.tokens: dict[int, int] = {}
         self.latest: set[int] = set()
@@ -38,14 +42,22 @@ class Unmasking:
         self.latest = {position for position, _ in committed.tokens}
 
     def render(self) -> Text:
-        """The response up to the end of its live block: known text, the newest of it in bold, and a mark for each masked position."""
+        """The response up to the end of its live block: known text, the newest of it in bold, and a
+        mark for each masked position."""
         if not self.tokens:
             return Text(MASKED * self.first_block, style="dim")
         behind = max(self.tokens) - self.first_block
-        width = self.first_block + (behind // self.block_size + 1) * self.block_size if behind >= 0 else self.first_block
+        width = (
+            self.first_block + (behind // self.block_size + 1) * self.block_size
+            if behind >= 0
+            else self.first_block
+        )
         out = Text()
         for state, group in groupby(
-            range(width), key=lambda p: "masked" if p not in self.tokens else "new" if p in self.latest else "known"
+            range(width),
+            key=lambda p: (
+                "masked" if p not in self.tokens else "new" if p in self.latest else "known"
+            ),
         ):
             run = list(group)
             if state == "masked":
@@ -57,7 +69,12 @@ class Unmasking:
 
 
 def converse(
-    model: Transformer, tokenizer: Tokenizer, settings: Sampler, seed: int, console: Console, read: Callable[[], str | None]
+    model: Transformer,
+    tokenizer: Tokenizer,
+    settings: Sampler,
+    seed: int,
+    console: Console,
+    read: Callable[[], str | None],
 ) -> list[dict[str, str]]:
     """Talks until `read` gives None or "/exit"; returns the messages of the conversation."""
     messages: list[dict[str, str]] = []
@@ -73,12 +90,15 @@ def converse(
         prompt = [*tokenizer.chat_ids(asked), *opening_ids(tokenizer, settings)]
         if len(prompt) > settings.max_prompt_tokens:
             console.print(
-                f"The conversation is {len(prompt)} tokens long, the limit is {settings.max_prompt_tokens}: /reset it.", style="red"
+                f"The conversation is {len(prompt)} tokens long, the limit is {settings.max_prompt_tokens}: /reset it.",
+                style="red",
             )
             continue
         turn += 1
         try:
-            answer = _respond(model, tokenizer, settings, Request(prompt, key_for(seed, "chat", turn)), console)
+            answer = _respond(
+                model, tokenizer, settings, Request(prompt, key_for(seed, "chat", turn)), console
+            )
         except KeyboardInterrupt:
             console.print("(stopped; the question is forgotten)", style="dim")
             continue
@@ -86,12 +106,20 @@ def converse(
     return messages
 
 
-def _respond(model: Transformer, tokenizer: Tokenizer, settings: Sampler, request: Request, console: Console) -> str:
+def _respond(
+    model: Transformer, tokenizer: Tokenizer, settings: Sampler, request: Request, console: Console
+) -> str:
     """Samples one response in place and returns its text."""
-    filled = len(request.prompt_ids) % settings.block_size if model.family.attention == "block_causal" else 0
+    filled = (
+        len(request.prompt_ids) % settings.block_size
+        if model.family.attention == "block_causal"
+        else 0
+    )
     unmasking = Unmasking(tokenizer, settings.block_size - filled, settings.block_size)
     started = time.monotonic()
-    with Live(unmasking.render(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(
+        unmasking.render(), console=console, auto_refresh=False, vertical_overflow="visible"
+    ) as live:
 
         def show(committed: Committed) -> None:
             unmasking.add(committed)

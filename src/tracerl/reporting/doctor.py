@@ -1,12 +1,14 @@
 """What this machine has, and what a params file will need of it before anything is launched.
 
-Parameters, optimizer state and key/value caches are counted exactly; activations and logits are estimated from what a pass keeps, so a
-total is a guide and not a promise. Allocator overhead (10 to 20% on CUDA) is not in it, nor what Python and its libraries take.
+Parameters, optimizer state and key/value caches are counted exactly; activations and logits are
+estimated from what a pass keeps, so a total is a guide and not a promise. Allocator overhead (10 to
+20% on CUDA) is not in it, nor what Python and its libraries take.
 
-Forwards and FLOPs (models/cost.py) are those of a run in which everything is as large as its limits allow: every prompt and response as
-long as they may be, one token a step where the order is dynamic, every sampled group needed. A run takes less, and stages write down how
-much (`measured`). All of it is for one process that keeps everything a layer computes: `launch` and `checkpoint_layers` take off what they
-say.
+Forwards and FLOPs (models/cost.py) are those of a run in which everything is as large as its limits
+allow: every prompt and response as long as they may be, one token a step where the order is
+dynamic, every sampled group needed. A run takes less, and stages write down how much (`measured`).
+All of it is for one process that keeps everything a layer computes: `launch` and
+`checkpoint_layers` take off what they say.
 """
 
 import json
@@ -32,14 +34,30 @@ from tracerl.rewards.judge_server import server_state
 from tracerl.sampling.sampler import cache_mode
 
 _PACKAGES = (
-    "tracerl", "torch", "transformers", "tokenizers", "safetensors", "numpy", "duckdb", "pyarrow", "dvc", "prefect", "great-expectations",
-    "math-verify", "deepspeed", "flash-attn", "peft", "reasoning-gym", "datasets",
-)  # fmt: skip
+    "tracerl",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "duckdb",
+    "pyarrow",
+    "dvc",
+    "prefect",
+    "great-expectations",
+    "math-verify",
+    "deepspeed",
+    "flash-attn",
+    "peft",
+    "reasoning-gym",
+    "datasets",
+)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes a stage needs at its peak. state: gradients and optimizer moments. passes: activations, logits and caches.
+    """Bytes a stage needs at its peak. state: gradients and optimizer moments. passes: activations,
+    logits and caches.
 
     forwards, flops: of all its passes, at most."""
 
@@ -58,23 +76,42 @@ class Need:
 def machine() -> list[tuple[str, str]]:
     """(what, value) of the machine, its devices, the attention back ends and the packages."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    rows = [("python", platform.python_version()), ("system", platform.platform()), ("processors", str(os.cpu_count()))]
+    rows = [
+        ("python", platform.python_version()),
+        ("system", platform.platform()),
+        ("processors", str(os.cpu_count())),
+    ]
     rows.append(("memory", readable(memory)))
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
-        rows.append((f"cuda:{i}", f"{torch.cuda.get_device_name(i)}, {readable(free)} free of {readable(total)}"))
+        rows.append(
+            (
+                f"cuda:{i}",
+                f"{torch.cuda.get_device_name(i)}, {readable(free)} free of {readable(total)}",
+            )
+        )
     if not torch.cuda.is_available():
         rows.append(("cuda", "none"))
     rows.append(("attention sdpa", "everywhere"))
-    rows.append(("attention flex", "training and sampling" if torch.cuda.is_available() else "forward passes only, slow: no CUDA"))
+    rows.append(
+        (
+            "attention flex",
+            "training and sampling"
+            if torch.cuda.is_available()
+            else "forward passes only, slow: no CUDA",
+        )
+    )
     flash = "installed" if torch.cuda.is_available() else "installed, but there is no CUDA"
     missing = "not installed: pip install --no-build-isolation 'tracerl[flash]'"
     rows.append(("attention flash", flash if flash_installed() else missing))
     return rows + [(name, _version(name)) for name in _PACKAGES]
 
 
-def judges(params: Params, root: Path, environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, kind, state in words) of every judge of the params. Servers are asked whether they are there."""
+def judges(
+    params: Params, root: Path, environment: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """(name, kind, state in words) of every judge of the params. Servers are asked whether they are
+    there."""
     rows: list[tuple[str, str, str]] = []
     for name, one in (params.verification.judges or {}).items():
         state = "ready"
@@ -82,15 +119,20 @@ def judges(params: Params, root: Path, environment: Mapping[str, str]) -> list[t
             size = _judge_bytes(one, root)
             state = f"{one.path}: {readable(size)}" if size else f"{one.path}: no safetensors there"
         elif one.kind == "server":
-            key = environment.get(one.api_key_variable) if one.api_key_variable is not None else None
+            key = (
+                environment.get(one.api_key_variable) if one.api_key_variable is not None else None
+            )
             unset = one.api_key_variable is not None and not key
-            state = f"{one.url} {server_state(one, key)}" + (f"; {one.api_key_variable} is not set" if unset else "")
+            state = f"{one.url} {server_state(one, key)}" + (
+                f"; {one.api_key_variable} is not set" if unset else ""
+            )
         rows.append((name, one.kind, state))
     return rows
 
 
 def memory_limit(compute: Compute) -> int:
-    """Bytes of the memory that models of these params live in: the first CUDA device's, or the machine's."""
+    """Bytes of the memory that models of these params live in: the first CUDA device's, or the
+    machine's."""
     if compute.device != "cpu" and torch.cuda.is_available():
         return int(torch.cuda.mem_get_info(0)[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -105,8 +147,12 @@ def needs(params: Params, root: Path) -> list[Need]:
 
 
 def measured(root: Path) -> dict[str, dict[str, int]]:
-    """By stage, what the last run of each wrote down: peak_bytes of the process, forwards, tokens, predicted, flops."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted((root / "logs" / "measured").glob("*.json"))}
+    """By stage, what the last run of each wrote down: peak_bytes of the process, forwards, tokens,
+    predicted, flops."""
+    return {
+        path.stem: json.loads(path.read_text())
+        for path in sorted((root / "logs" / "measured").glob("*.json"))
+    }
 
 
 def readable(size: int) -> str:
@@ -138,7 +184,9 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
     if kind == "evaluate":
         one, common = params.evaluate[name], params.evaluation
         count = len(one.tasks) * common.num_problems * common.num_samples
-        return sum((sampling_work(one.sampler, arch, count, mode) for mode in common.remasking), Work())
+        return sum(
+            (sampling_work(one.sampler, arch, count, mode) for mode in common.remasking), Work()
+        )
     traces = params.traces
     own = sampling_work(traces.sampler, arch, sum(traces.rollouts.values()) * traces.group_size)
     return own + preferred_work(traces, arch)
@@ -155,13 +203,21 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
     for name, sft in params.sft.items():
         yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
     for name, rl in params.rl.items():
-        need = max((_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.stretches), key=lambda need: need.passes)
+        need = max(
+            (_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.stretches),
+            key=lambda need: need.passes,
+        )
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         asked = [rl.process.judge] if rl.process is not None else []
         drawn = [task_set for one in rl.stretches for task_set in one.tasks]
-        judging = _judging(params, root, [*drawn, *(rl.held_out.tasks or [])], asked, "judge" in rl.reward)
-        own, state = need.weights + reference + value * dtype.itemsize + judging, need.state + 3 * value_state * dtype.itemsize
+        judging = _judging(
+            params, root, [*drawn, *(rl.held_out.tasks or [])], asked, "judge" in rl.reward
+        )
+        own, state = (
+            need.weights + reference + value * dtype.itemsize + judging,
+            need.state + 3 * value_state * dtype.itemsize,
+        )
         sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.stretches))
         yield Need(need.stage, own, state, max(need.passes, sampling))
     for name, one in params.evaluate.items():
@@ -169,16 +225,26 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
         yield Need(f"evaluate@{name}", weights + judging, 0, _sampling(one.sampler, arch, dtype))
 
 
-def _judging(params: Params, root: Path, sets: Sequence[str], asked: Sequence[str], part: bool) -> int:
-    """Bytes of the local judges of a stage: those asked by name, and that of outcomes if a task set or a part of the reward needs it."""
+def _judging(
+    params: Params, root: Path, sets: Sequence[str], asked: Sequence[str], part: bool
+) -> int:
+    """Bytes of the local judges of a stage: those asked by name, and that of outcomes if a task set
+    or a part of the reward needs it."""
     verification, names = params.verification, set(asked)
-    if verification.judge is not None and (part or any(params.tasks.sets[name].source == "open" for name in sets)):
+    if verification.judge is not None and (
+        part or any(params.tasks.sets[name].source == "open" for name in sets)
+    ):
         names.add(verification.judge)
-    return sum(_judge_bytes(one, root) for name, one in (verification.judges or {}).items() if name in names)
+    return sum(
+        _judge_bytes(one, root)
+        for name, one in (verification.judges or {}).items()
+        if name in names
+    )
 
 
 def _judge_bytes(judge: Judge, root: Path) -> int:
-    """Bytes of a local judge's weights as they are stored; 0 for other kinds and where there are none."""
+    """Bytes of a local judge's weights as they are stored; 0 for other kinds and where there are
+    none."""
     if judge.path is None:
         return 0
     return sum(path.stat().st_size for path in (root / judge.path).glob("*.safetensors"))
@@ -187,13 +253,19 @@ def _judge_bytes(judge: Judge, root: Path) -> int:
 def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
     if params.base.path is None:
         tokenizer = character_tokenizer()
-        arch = Architecture(**params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
+        arch = Architecture(
+            **params.base.model.model_dump(),
+            vocab_size=tokenizer.vocab_size,
+            mask_id=tokenizer.mask_id,
+        )
         stored = torch.float32
     else:
         directory = root / params.base.path
         config = read_config(directory)
         arch, stored = architecture_of(config, directory), dtype_of(config, directory)
-    return arch, stored if params.compute.dtype == "stored" else getattr(torch, params.compute.dtype)
+    return arch, stored if params.compute.dtype == "stored" else getattr(
+        torch, params.compute.dtype
+    )
 
 
 def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
@@ -206,31 +278,46 @@ def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
 
 
 def _value_model(arch: Architecture, lora: Lora | None) -> tuple[int, int]:
-    """All parameters of a value model, which has a scalar head for the LM head, and those that are trained."""
+    """All parameters of a value model, which has a scalar head for the LM head, and those that are
+    trained."""
     vocabulary = 0 if arch.tie_embeddings else arch.vocab_size * arch.hidden_size
     head, adapters = arch.hidden_size + 1, _num_parameters(arch, lora) if lora is not None else 0
     whole = _num_parameters(arch, None) - vocabulary + head + adapters
     return whole, whole if lora is None else adapters + head
 
 
-def _training(stage: str, settings: Training | RlRound, lora: Lora | None, arch: Architecture, dtype: torch.dtype) -> Need:
-    """Gradients and two moments of every trained parameter; what a micro-batch keeps for its backward pass."""
+def _training(
+    stage: str,
+    settings: Training | RlRound,
+    lora: Lora | None,
+    arch: Architecture,
+    dtype: torch.dtype,
+) -> Need:
+    """Gradients and two moments of every trained parameter; what a micro-batch keeps for its
+    backward pass."""
     trained, whole = _num_parameters(arch, lora), _num_parameters(arch, None)
     weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize
     tokens = settings.micro_batch_tokens
     # float32 logits, their log-softmax and its gradient, were every token predicted, in parts
     logits = min(tokens * arch.vocab_size, LOGITS_AT_ONCE) * 4 * 3
-    return Need(stage, weights, 3 * trained * dtype.itemsize, tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits)
+    return Need(
+        stage,
+        weights,
+        3 * trained * dtype.itemsize,
+        tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits,
+    )
 
 
 def _kept(arch: Architecture) -> int:
-    """Numbers that one layer keeps of one token: inputs of norms and projections, queries, keys, values, and the three of the MLP."""
+    """Numbers that one layer keeps of one token: inputs of norms and projections, queries, keys,
+    values, and the three of the MLP."""
     heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
     return 6 * arch.hidden_size + 2 * heads + 4 * arch.intermediate_size
 
 
 def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
-    """Keys and values of all rows, or the activations of whole canvases without a cache; and the distributions tokens are drawn from."""
+    """Keys and values of all rows, or the activations of whole canvases without a cache; and the
+    distributions tokens are drawn from."""
     length = settings.max_prompt_tokens + settings.max_new_tokens
     cached = cache_mode(FAMILIES[arch.family].attention, settings) != "none"
     rows = (
@@ -240,7 +327,11 @@ def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
     )
     passed = rows * (settings.block_size if cached else length)
     one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
-    keys = rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize if cached else 0
+    keys = (
+        rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize
+        if cached
+        else 0
+    )
     distributions = rows * settings.block_size * arch.vocab_size * (3 * 4 + 2 * 8)
     return one_layer + keys + distributions
 

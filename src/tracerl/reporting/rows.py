@@ -1,4 +1,5 @@
-"""Figures of the report that come from the response rows by SQL: unmasking order, pass rates of groups, problems won and lost."""
+"""Figures of the report that come from the response rows by SQL: unmasking order, pass rates of
+groups, problems won and lost."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from tracerl.store.parquet import MANIFEST
 
 _NUM_BINS = 10
 
-# Of each place in a block, the shares of the steps in the block at which it is committed, over a stage's last iteration.
+# Of each place in a block, the shares of the steps in the block at which it is committed, over a
+# stage's last iteration.
 _ORDER = """
 WITH tokens AS (
     SELECT hash(rollout_id) AS response, block_size, unnest(step_map) AS step,
@@ -50,34 +52,58 @@ FROM rates a JOIN rates b USING (task_id) WHERE a.stage = $before AND b.stage = 
 
 def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     """Place in the block against step in the block, of a round's last iteration."""
-    found = {(row["place"], row["step_in_block"]): row["share"] for row in answer(connection, _ORDER, {"stage": stage}).to_pylist()}
+    found = {
+        (row["place"], row["step_in_block"]): row["share"]
+        for row in answer(connection, _ORDER, {"stage": stage}).to_pylist()
+    }
     places, steps = (max((key[i] for key in found), default=-1) for i in (0, 1))
-    cells = [[found.get((place, step), 0.0) for step in range(1, steps + 1)] for place in range(places + 1)]
-    return heat_map("Which step unmasks which place of a block, %", cells, "step in the block", "place in the block")
+    cells = [
+        [found.get((place, step), 0.0) for step in range(1, steps + 1)]
+        for place in range(places + 1)
+    ]
+    return heat_map(
+        "Which step unmasks which place of a block, %",
+        cells,
+        "step in the block",
+        "place in the block",
+    )
 
 
 def group_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     """Pass rates of a round's groups, early and late."""
     rows = answer(connection, _GROUPS, {"stage": stage, "bins": _NUM_BINS}).to_pylist()
     shares = {(row["part"], row["bin"]): row["share"] for row in rows}
-    parts = [part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)]
+    parts = [
+        part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)
+    ]
     series = [(part, [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
     return histogram(
-        "Pass rates of groups", [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)], series, "share of correct responses, %"
+        "Pass rates of groups",
+        [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)],
+        series,
+        "share of correct responses, %",
     )
 
 
 def won_lost_charts(connection: duckdb.DuckDBPyConnection, params: Params) -> list[str]:
-    """Problems won and lost by each evaluated checkpoint against its nearest evaluated ancestor with the same problems and block size."""
+    """Problems won and lost by each evaluated checkpoint against its nearest evaluated ancestor
+    with the same problems and block size."""
     charts = []
     for before, after in _comparisons(params):
         a, b = params.evaluate[before], params.evaluate[after]
         rows = []
         for mode in params.evaluation.remasking:
             values = {"before": f"evaluate@{before}/{mode}", "after": f"evaluate@{after}/{mode}"}
-            rows += [(f"{r['task_set']} · {mode}", r["won"], r["lost"]) for r in answer(connection, _WON_LOST, values).to_pylist()]
+            rows += [
+                (f"{r['task_set']} · {mode}", r["won"], r["lost"])
+                for r in answer(connection, _WON_LOST, values).to_pylist()
+            ]
         if rows:
-            charts.append(won_lost_chart(f"{a.checkpoint} → {b.checkpoint}, block size {b.sampler.block_size}", rows))
+            charts.append(
+                won_lost_chart(
+                    f"{a.checkpoint} → {b.checkpoint}, block size {b.sampler.block_size}", rows
+                )
+            )
     return charts
 
 
@@ -90,7 +116,9 @@ def _comparisons(params: Params) -> list[tuple[str, str]]:
             found = [
                 other
                 for other, two in params.evaluate.items()
-                if two.checkpoint == ancestor and two.tasks == one.tasks and two.sampler.block_size == one.sampler.block_size
+                if two.checkpoint == ancestor
+                and two.tasks == one.tasks
+                and two.sampler.block_size == one.sampler.block_size
             ]
             if found:
                 pairs.append((found[0], name))
@@ -101,7 +129,8 @@ def _comparisons(params: Params) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made the report. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy hash). params: the whole file."""
+    """What made the report. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy
+    hash). params: the whole file."""
 
     commit: str
     params: str
@@ -114,16 +143,22 @@ def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -
     """Hashes of everything the numbers depend on, from the files themselves."""
     text = (root / "params.yaml").read_text()
     manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
-    data = [(str(m.parent.relative_to(root)), file_sha256(m)) for m in manifests if "scratch" not in m.parts]
+    data = [
+        (str(m.parent.relative_to(root)), file_sha256(m))
+        for m in manifests
+        if "scratch" not in m.parts
+    ]
     hashes = answer(
-        connection, "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL"
+        connection,
+        "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL",
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
     return Provenance(commit, text, file_sha256(root / "params.yaml"), data, checkpoints)
 
 
 def validation_results(directory: Path) -> list[dict[str, Any]]:
-    """Of each validated data set: its name, whether it passed, its number of rows and expectations, and those that did not hold."""
+    """Of each validated data set: its name, whether it passed, its number of rows and expectations,
+    and those that did not hold."""
     results = []
     for result in map(read_result, sorted(directory.glob("*.json"))):
         failed = [one for one in result["expectations"] if not one["success"]]

@@ -1,4 +1,5 @@
-"""The result table, reports/metrics/summary.json, and the one way its numbers are written in README, terminal and report."""
+"""The result table, reports/metrics/summary.json, and the one way its numbers are written in
+README, terminal and report."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +39,8 @@ HEADINGS = (
 
 
 def summary_rows(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Rows of the result table from the files `directory`/<name>.json of the evaluate stages, in the order of `names`.
+    """Rows of the result table from the files `directory`/<name>.json of the evaluate stages, in
+    the order of `names`.
 
     Raises DataError if a file is missing or damaged or its rows lack a column.
     """
@@ -58,7 +60,10 @@ def read_summary(path: Path) -> list[dict[str, Any]]:
 def row_cells(row: Row) -> list[str]:
     """A row as text, one entry per heading. Shares are per cent; lengths and rates are tokens."""
     return [
-        *(str(row[name]) for name in ("checkpoint", "benchmark", "remasking", "block_size", "num_problems")),
+        *(
+            str(row[name])
+            for name in ("checkpoint", "benchmark", "remasking", "block_size", "num_problems")
+        ),
         accuracy_text(row),
         *(f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_forward")),
         f"{row['mean_length']:.1f}",
@@ -84,7 +89,19 @@ def _read_rows(path: Path, do: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
         missing = sorted({column for row in rows for column in COLUMNS if column not in row})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError("a file of results cannot be read", where=str(path), got=repr(error), wanted='{"rows": [...]}', do=do) from error
+        raise DataError(
+            "a file of results cannot be read",
+            where=str(path),
+            got=repr(error),
+            wanted='{"rows": [...]}',
+            do=do,
+        ) from error
     if missing:
-        raise DataError("a file of results lacks columns", where=str(path), got=missing, wanted=", ".join(COLUMNS), do=do)
+        raise DataError(
+            "a file of results lacks columns",
+            where=str(path),
+            got=missing,
+            wanted=", ".join(COLUMNS),
+            do=do,
+        )
     return rows

@@ -1,4 +1,5 @@
-"""The page of one data set's validation: every expectation with what was found, and the figures by group. A function of the result only."""
+"""The page of one data set's validation: every expectation with what was found, and the figures by
+group. A function of the result only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +17,20 @@ def render_validation(result: Mapping[str, Any]) -> str:
         dataset=result["dataset"],
         success=result["success"],
         num_rows=result["num_rows"],
-        expectations=sorted(result["expectations"], key=lambda one: (one["success"], one["severity"] != "critical")),
-        failed=sum(not one["success"] and one["severity"] == "critical" for one in result["expectations"]),
-        warned=sum(not one["success"] and one["severity"] != "critical" for one in result["expectations"]),
+        expectations=sorted(
+            result["expectations"], key=lambda one: (one["success"], one["severity"] != "critical")
+        ),
+        failed=sum(
+            not one["success"] and one["severity"] == "critical" for one in result["expectations"]
+        ),
+        warned=sum(
+            not one["success"] and one["severity"] != "critical" for one in result["expectations"]
+        ),
         names=names,
-        groups=[(group["group"], [_text(name, group[name]) for name in names]) for group in result["groups"]],
+        groups=[
+            (group["group"], [_text(name, group[name]) for name in names])
+            for group in result["groups"]
+        ],
     )
 
 

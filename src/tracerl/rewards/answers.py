@@ -1,8 +1,10 @@
-"""Whether two mathematical answers are equal, with sympy. Never call this on model text in a process that must live: see `workers.py`.
+"""Whether two mathematical answers are equal, with sympy. Never call this on model text in a
+process that must live: see `workers.py`.
 
-An answer is read into a small tree first (list, set, interval or tuple, union, matrix, equation, words, number with unit, expression), and
-trees are compared part by part; only single expressions reach the LaTeX parser and sympy. Equality of expressions must be proven
-symbolically, difference by a point at which the values differ. What is neither proven nor refuted is "undecided".
+An answer is read into a small tree first (list, set, interval or tuple, union, matrix, equation,
+words, number with unit, expression), and trees are compared part by part; only single expressions
+reach the LaTeX parser and sympy. Equality of expressions must be proven symbolically, difference by
+a point at which the values differ. What is neither proven nor refuted is "undecided".
 """
 
 import re
@@ -18,43 +20,109 @@ from tracerl.rewards.math import MAX_ANSWER, Equivalence, clean, decide_quickly,
 
 _MAX_DEPTH = 12
 _PARSER = ConversionConfig(lowercase_symbols=False)
-_NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=False, nits=False, boxed="none", equations=False)
+_NORMAL = NormalizationConfig(
+    basic_latex=True,
+    units=False,
+    malformed_operators=False,
+    nits=False,
+    boxed="none",
+    equations=False,
+)
 
 # Units that are compared by size: name -> (dimension, size).
 _SIZES: dict[str, dict[str, str | int]] = {
-    "length": {"m": 1, "cm": "0.01", "mm": "0.001", "km": 1000, "meter": 1, "centimeter": "0.01", "kilometer": 1000, "in": "0.0254",
-               "inch": "0.0254",
-               "inche": "0.0254", "ft": "0.3048", "feet": "0.3048", "foot": "0.3048", "yard": "0.9144", "mile": "1609.344"},
-    "mass": {"kg": 1, "g": "0.001", "mg": "0.000001", "gram": "0.001", "kilogram": 1, "pound": "0.45359237", "lb": "0.45359237"},
-    "time": {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hr": 3600, "hour": 3600, "day": 86400, "week": 604800},
+    "length": {
+        "m": 1,
+        "cm": "0.01",
+        "mm": "0.001",
+        "km": 1000,
+        "meter": 1,
+        "centimeter": "0.01",
+        "kilometer": 1000,
+        "in": "0.0254",
+        "inch": "0.0254",
+        "inche": "0.0254",
+        "ft": "0.3048",
+        "feet": "0.3048",
+        "foot": "0.3048",
+        "yard": "0.9144",
+        "mile": "1609.344",
+    },
+    "mass": {
+        "kg": 1,
+        "g": "0.001",
+        "mg": "0.000001",
+        "gram": "0.001",
+        "kilogram": 1,
+        "pound": "0.45359237",
+        "lb": "0.45359237",
+    },
+    "time": {
+        "s": 1,
+        "sec": 1,
+        "second": 1,
+        "min": 60,
+        "minute": 60,
+        "h": 3600,
+        "hr": 3600,
+        "hour": 3600,
+        "day": 86400,
+        "week": 604800,
+    },
     "money": {"dollar": 1, "cent": "0.01", "usd": 1},
     "volume": {"l": 1, "ml": "0.001", "liter": 1, "litre": 1},
-}  # fmt: skip
-_UNITS = {name: (dimension, Fraction(size)) for dimension, sizes in _SIZES.items() for name, size in sizes.items()}
+}
+_UNITS = {
+    name: (dimension, Fraction(size))
+    for dimension, sizes in _SIZES.items()
+    for name, size in sizes.items()
+}
 _PLAIN_UNIT = re.compile(r"^(.*?[\d})])( ?)([A-Za-z]+)((?:\s*\^\s*\{?[23]\}?)?)$")
 _TEXT_UNIT = re.compile(
     r"^(.*?[^\s\\])\s*((?:\\text\s*\{[^{}]*\}|\\text\s+[A-Za-z]+)(?:\s*\^\s*\{?[23]\}?)?(?:\s*/\s*\\text\s*\{[^{}]*\})?)$"
 )
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\s*\{\s*degrees?\s*\}|degrees?|\\degree)\s*$")
+_DEGREES = re.compile(
+    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\s*\{\s*degrees?\s*\}|degrees?|\\degree)\s*$"
+)
 
-_COMMANDS = {"sqrt": r"\sqrt", "pi": r"\pi", "sin": r"\sin", "cos": r"\cos", "tan": r"\tan", "log": r"\log", "ln": r"\ln", "exp": r"\exp",
-             "infinity": r"\infty", "inf": r"\infty", "oo": r"\infty"}  # fmt: skip
+_COMMANDS = {
+    "sqrt": r"\sqrt",
+    "pi": r"\pi",
+    "sin": r"\sin",
+    "cos": r"\cos",
+    "tan": r"\tan",
+    "log": r"\log",
+    "ln": r"\ln",
+    "exp": r"\exp",
+    "infinity": r"\infty",
+    "inf": r"\infty",
+    "oo": r"\infty",
+}
 _WORD = re.compile(r"(?<![\\A-Za-z])([A-Za-z]{2,})")
 _CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:](?=\s|$).*)?", re.DOTALL)
-_ASSIGNED = re.compile(r"^\s*([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\(?:theta|alpha|beta|lambda))\s*=(?!=)\s*")
+_ASSIGNED = re.compile(
+    r"^\s*([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\(?:theta|alpha|beta|lambda))\s*=(?!=)\s*"
+)
 _RELATION = re.compile(r"(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)")
 _MATRIX = re.compile(r"^\\begin\s*\{(p|b|B|)matrix\}(.*)\\end\s*\{\1matrix\}$", re.DOTALL)
-_ARRAY = re.compile(r"^[(\[]?\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*)\\end\s*\{array\}\s*[)\]]?$", re.DOTALL)
+_ARRAY = re.compile(
+    r"^[(\[]?\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*)\\end\s*\{array\}\s*[)\]]?$", re.DOTALL
+)
 _BASE = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{\s*)?(\d+)(?:\s*\})?\s*\}|(\d))$")
 _DECIMAL = re.compile(r"(?<![\w.])(\d+\.\d*|\.\d+)(?![\d.])")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
-_EXPLOSIVE = re.compile(r"\d{4,}\s*!|!\s*\)*\s*!|\^\s*\{?\s*\(?\d+\s*\^|\^\s*\{?\s*\d{4,}|\\binom\s*\{\s*\d{5,}|\\binom\s*\{\s*\d+\s*\^")
-_SPLIT_WORDS = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|;)\s*")
+_EXPLOSIVE = re.compile(
+    r"\d{4,}\s*!|!\s*\)*\s*!|\^\s*\{?\s*\(?\d+\s*\^|\^\s*\{?\s*\d{4,}|\\binom\s*\{\s*\d{5,}|\\binom\s*\{\s*\d+\s*\^"
+)
+_SPLIT_WORDS = re.compile(
+    r"\s*(?:\\text\s*\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|;)\s*"
+)
 
 
 @dataclass(frozen=True)
 class Node:
-    """kind: list, set, group, union, matrix, equation, base, quantity, words or expression. parts: its items, nodes or text.
+    """kind: list, set, group, union, matrix, equation, base, quantity, words or expression. parts:
+    its items, nodes or text.
     mark: brackets of a group, unit of a quantity, shape of a matrix."""
 
     kind: str
@@ -86,7 +154,8 @@ def compare_answers(gold: str, given: str) -> Equivalence:
 
 
 def read(text: str, depth: int = 0) -> Node:
-    """The tree of a cleaned answer. Raises NotReadableError where brackets do not match or nest too deeply."""
+    """The tree of a cleaned answer. Raises NotReadableError where brackets do not match or nest too
+    deeply."""
     text = clean(text)
     if depth > _MAX_DEPTH or not text or len(text) > MAX_ANSWER:
         raise NotReadableError(text[:80])
@@ -94,8 +163,16 @@ def read(text: str, depth: int = 0) -> Node:
         return Node("list", tuple(read(text.replace("\\pm", sign), depth + 1) for sign in "+-"))
     matrix = _MATRIX.match(text) or _ARRAY.match(text)
     if matrix:
-        rows = [row.split("&") for row in re.split(r"\\\\|\\cr", matrix[matrix.lastindex or 1]) if row.strip()]
-        return Node("matrix", tuple(read(cell, depth + 1) for row in rows for cell in row), str([len(row) for row in rows]))
+        rows = [
+            row.split("&")
+            for row in re.split(r"\\\\|\\cr", matrix[matrix.lastindex or 1])
+            if row.strip()
+        ]
+        return Node(
+            "matrix",
+            tuple(read(cell, depth + 1) for row in rows for cell in row),
+            str([len(row) for row in rows]),
+        )
     if len(parts := _split_top(_SPLIT_WORDS.sub(" , ", text), ",")) > 1:
         return Node("list", tuple(read(part, depth + 1) for part in parts if part.strip()))
     if len(parts := re.split(r"\\cup(?![A-Za-z])", text)) > 1:
@@ -109,7 +186,12 @@ def read(text: str, depth: int = 0) -> Node:
         return Node("set", ())
     if text.startswith(r"\{") and text.endswith(r"\}") and _closes_at_end(text):
         return Node("set", tuple(read(part, depth + 1) for part in _split_top(text[2:-2], ",")))
-    if text[0] in "([" and text[-1] in ")]" and _closes_at_end(text) and len(parts := _split_top(text[1:-1], ",")) > 1:
+    if (
+        text[0] in "(["
+        and text[-1] in ")]"
+        and _closes_at_end(text)
+        and len(parts := _split_top(text[1:-1], ",")) > 1
+    ):
         return Node("group", tuple(read(part, depth + 1) for part in parts), text[0] + text[-1])
     return _leaf(text, depth)
 
@@ -125,9 +207,14 @@ def _leaf(text: str, depth: int) -> Node:
         return Node("base", (based[1].upper(),), based[2] or based[3])
     if (unit := _quantity(text)) is not None:
         return unit
-    # Long words that are no functions are prose, and prose is compared as such, never multiplied out letter by letter.
+    # Long words that are no functions are prose, and prose is compared as such, never multiplied
+    # out letter by letter.
     bare = re.sub(r"\\text\s*\{[^{}]*\}", " prose ", text)
-    long = [w for w in _WORD.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if w.lower() not in _COMMANDS and (len(w) > 3 or w == "prose")]
+    long = [
+        w
+        for w in _WORD.findall(re.sub(r"\\[A-Za-z]+", " ", bare))
+        if w.lower() not in _COMMANDS and (len(w) > 3 or w == "prose")
+    ]
     if long or (text.isalpha() and len(text) > 1 and text.lower() not in _COMMANDS):
         return Node("words", (_plain_words(text),))
     return Node("expression", (text,))
@@ -139,16 +226,23 @@ def _plain_words(text: str) -> str:
 
 
 def _quantity(text: str) -> Node | None:
-    """A value with a unit behind it, in words or as a known abbreviation; a per cent sign and degrees are units too."""
+    """A value with a unit behind it, in words or as a known abbreviation; a per cent sign and
+    degrees are units too."""
     if degrees := _DEGREES.search(text):
-        return Node("quantity", (Node("expression", (text[: degrees.start()].strip(),)),), "degree") if degrees.start() else None
+        return (
+            Node("quantity", (Node("expression", (text[: degrees.start()].strip(),)),), "degree")
+            if degrees.start()
+            else None
+        )
     if text.endswith("%"):
         return Node("quantity", (Node("expression", (text.rstrip("\\% "),)),), "percent")
     if (named := _TEXT_UNIT.match(text)) and re.search(r"\d|\\pi|\\sqrt|^[a-z]$", named[1]):
         return Node("quantity", (Node("expression", (named[1].strip(),)),), _unit_name(named[2]))
     plain = _PLAIN_UNIT.match(text)
     if plain and _unit_name(plain[3]) in _UNITS and (plain[2] or len(plain[3]) > 1):
-        return Node("quantity", (Node("expression", (plain[1].strip(),)),), _unit_name(plain[3] + plain[4]))
+        return Node(
+            "quantity", (Node("expression", (plain[1].strip(),)),), _unit_name(plain[3] + plain[4])
+        )
     words = re.match(r"^(-?[\d.,/]+)\s+([A-Za-z][A-Za-z ]*)$", text)
     if words and words[2].lower() not in _COMMANDS and len(words[2]) > 1:
         return Node("quantity", (Node("expression", (words[1],)),), _unit_name(words[2]))
@@ -164,7 +258,8 @@ def _unit_name(text: str) -> str:
 
 
 def _inequality(text: str, depth: int) -> Node | None:
-    """`1 < x \\le 3` as the interval it is. None if the text is no inequality in one variable with the variable alone on its side."""
+    """`1 < x \\le 3` as the interval it is. None if the text is no inequality in one variable with
+    the variable alone on its side."""
     parts = [part.strip() for part in _RELATION.split(text)]
     if len(parts) not in (3, 5) or not all(parts):
         return None
@@ -184,12 +279,15 @@ def _inequality(text: str, depth: int) -> Node | None:
             return None
         marks = (parts[1], parts[3]) if up else (parts[3], parts[1])
         low, high = (parts[0], parts[4]) if up else (parts[4], parts[0])
-        brackets = ("[" if marks[0].startswith("\\") else "(") + ("]" if marks[1].startswith("\\") else ")")
+        brackets = ("[" if marks[0].startswith("\\") else "(") + (
+            "]" if marks[1].startswith("\\") else ")"
+        )
     return Node("group", (read(low, depth + 1), read(high, depth + 1)), brackets)
 
 
 def _split_top(text: str, separator: str) -> list[str]:
-    """Split outside all brackets and braces. Half-open intervals mean that kinds of brackets need not match."""
+    """Split outside all brackets and braces. Half-open intervals mean that kinds of brackets need
+    not match."""
     parts, level, start = [], 0, 0
     for i, char in enumerate(text):
         level += (char in "([{") - (char in ")]}")
@@ -234,7 +332,8 @@ def _same(gold: Node, given: Node) -> Equivalence:
 
 
 def _same_across(gold: Node, given: Node) -> Equivalence:
-    """Different kinds that may say the same: a list is the set of its items, one item is a list of one, `x = 5` says 5, 5 cm says 5."""
+    """Different kinds that may say the same: a list is the set of its items, one item is a list of
+    one, `x = 5` says 5, 5 cm says 5."""
     kinds = {gold.kind, given.kind}
     if kinds == {"list", "set"}:
         return _same_unordered(gold.parts, given.parts, multiset=False)
@@ -249,8 +348,17 @@ def _same_across(gold: Node, given: Node) -> Equivalence:
             value = number(other.parts[0])
             return "undecided" if value is not None and value == _in_base(one) else "different"
         if one.kind == "group" and one.mark == "()" and other.kind == "list" and flip:
-            return "undecided" if _same_unordered(gold.parts, given.parts, multiset=True) == "equal" else "different"
-    return "undecided" if kinds in ({"matrix", "group"}, {"union", "group"}, {"set", "group"}, {"matrix", "expression"}) else "different"
+            return (
+                "undecided"
+                if _same_unordered(gold.parts, given.parts, multiset=True) == "equal"
+                else "different"
+            )
+    return (
+        "undecided"
+        if kinds
+        in ({"matrix", "group"}, {"union", "group"}, {"set", "group"}, {"matrix", "expression"})
+        else "different"
+    )
 
 
 def _in_base(node: Node) -> int:
@@ -282,11 +390,19 @@ def _same_unordered(gold: tuple[Node, ...], given: tuple[Node, ...], multiset: b
 
 
 def _all(verdicts: Any) -> Equivalence:
-    return "different" if "different" in verdicts else "undecided" if "undecided" in verdicts else "equal"
+    return (
+        "different"
+        if "different" in verdicts
+        else "undecided"
+        if "undecided" in verdicts
+        else "equal"
+    )
 
 
 def _any(verdicts: Any) -> Equivalence:
-    return "equal" if "equal" in verdicts else "undecided" if "undecided" in verdicts else "different"
+    return (
+        "equal" if "equal" in verdicts else "undecided" if "undecided" in verdicts else "different"
+    )
 
 
 def _same_quantity(gold: Node, given: Node) -> Equivalence:
@@ -296,8 +412,12 @@ def _same_quantity(gold: Node, given: Node) -> Equivalence:
     ours, theirs = _size_of(gold.mark), _size_of(given.mark)
     if ours is None or theirs is None or ours[0] != theirs[0]:
         return "different"
-    return same_expression(*(f"({value}) \\cdot \\frac{{{size.numerator}}}{{{size.denominator}}}"
-                             for value, (_, size) in zip(values, (ours, theirs), strict=True)))  # fmt: skip
+    return same_expression(
+        *(
+            f"({value}) \\cdot \\frac{{{size.numerator}}}{{{size.denominator}}}"
+            for value, (_, size) in zip(values, (ours, theirs), strict=True)
+        )
+    )
 
 
 def _size_of(unit: str) -> tuple[str, Fraction] | None:
@@ -319,19 +439,28 @@ def _same_unit_or_not(quantity: Node, plain: Node, given_has_unit: bool) -> Equi
 
 
 def _same_equation(gold: Node, given: Node) -> Equivalence:
-    """The same sides, or left minus right equal up to a constant factor. A name on the left must be the same name."""
+    """The same sides, or left minus right equal up to a constant factor. A name on the left must be
+    the same name."""
     if gold.parts[0].replace(" ", "") == given.parts[0].replace(" ", ""):
         return _same(gold.parts[1], given.parts[1])
     if gold.parts[1].kind != "expression" or given.parts[1].kind != "expression":
         return "different"
     try:
-        ours, theirs = (parse(node.parts[0]) - parse(node.parts[1].parts[0]) for node in (gold, given))
+        ours, theirs = (
+            parse(node.parts[0]) - parse(node.parts[1].parts[0]) for node in (gold, given)
+        )
     except NotReadableError:
         return "undecided"
     if ours.free_symbols != theirs.free_symbols or theirs == 0:
         return "different" if theirs != 0 else "undecided"
     ratio = sympy.simplify(ours / theirs)
-    return "equal" if ratio.is_number and ratio.is_nonzero else "different" if not _numerically_constant(ratio) else "undecided"
+    return (
+        "equal"
+        if ratio.is_number and ratio.is_nonzero
+        else "different"
+        if not _numerically_constant(ratio)
+        else "undecided"
+    )
 
 
 def same_expression(gold: str, given: str) -> Equivalence:
@@ -352,25 +481,43 @@ def same_expression(gold: str, given: str) -> Equivalence:
     if not (isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr)):
         return "undecided"
     if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (ours, theirs)):
-        return "different" if any(value.is_finite for value in (ours, theirs)) or {ours, theirs} == {sympy.oo, -sympy.oo} else "undecided"
+        return (
+            "different"
+            if any(value.is_finite for value in (ours, theirs))
+            or {ours, theirs} == {sympy.oo, -sympy.oo}
+            else "undecided"
+        )
     difference = ours - theirs
     if _differs_somewhere(ours, theirs):
         return "different"
-    for prove in (sympy.expand, sympy.simplify, lambda e: sympy.simplify(sympy.expand_complex(e)), sympy.radsimp, sympy.nsimplify):
+    for prove in (
+        sympy.expand,
+        sympy.simplify,
+        lambda e: sympy.simplify(sympy.expand_complex(e)),
+        sympy.radsimp,
+        sympy.nsimplify,
+    ):
         if prove(difference) == 0:
             return "equal"
     return "equal" if difference.equals(0) else "undecided"
 
 
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Fixed rational points, positive and then of both signs, at which two expressions are compared."""
-    small = [sympy.Rational(p, q) for p, q in ((7, 5), (13, 11), (19, 7), (23, 29), (31, 13), (5, 17))]
+    """Fixed rational points, positive and then of both signs, at which two expressions are
+    compared."""
+    small = [
+        sympy.Rational(p, q) for p, q in ((7, 5), (13, 11), (19, 7), (23, 29), (31, 13), (5, 17))
+    ]
     signs = ((1, 1), (1, 1), (-1, 1), (-1, -1))
-    return [{s: small[(i + 2 * k) % 6] * signs[k][i % 2] + k * (k == 1) for i, s in enumerate(symbols)} for k in range(len(signs))]
+    return [
+        {s: small[(i + 2 * k) % 6] * signs[k][i % 2] + k * (k == 1) for i, s in enumerate(symbols)}
+        for k in range(len(signs))
+    ]
 
 
 def _differs_somewhere(ours: Any, theirs: Any) -> bool:
-    """Whether the values differ at some point where both are finite (and, off the positive axis, real)."""
+    """Whether the values differ at some point where both are finite (and, off the positive axis,
+    real)."""
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
     digits = 40 + 2 * max(len(str(ours)), len(str(theirs)))
     for k, point in enumerate(_points(symbols) if symbols else [{}]):
@@ -387,17 +534,22 @@ def _differs_somewhere(ours: Any, theirs: Any) -> bool:
 def _numerically_constant(ratio: Any) -> bool:
     symbols = sorted(ratio.free_symbols, key=str)
     values = [sympy.N(ratio.subs(point), 30) for point in _points(symbols)[:2]]
-    return not all(value.is_finite for value in values) or abs(values[0] - values[1]) < sympy.Float("1e-20")
+    return not all(value.is_finite for value in values) or abs(values[0] - values[1]) < sympy.Float(
+        "1e-20"
+    )
 
 
 def parse(text: str) -> Any:
-    """A sympy expression of one LaTeX (or plain) expression, decimals exact, e and i the constants. Raises NotReadableError."""
+    """A sympy expression of one LaTeX (or plain) expression, decimals exact, e and i the constants.
+    Raises NotReadableError."""
     text = clean(text).replace("**", "^").replace(r"\%", "").replace("%", "")
     if _EXPLOSIVE.search(text):
         raise NotReadableError("a number too large to be written down")
     if re.search(r"\d\s+\d", re.sub(r"\\frac\s*\d\s*\d|_\s*\d+", "", text)):
         raise NotReadableError("numbers without an operator between them")
-    text = _REPEATING.sub(_repeated, re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r" \\cdot \\frac{\\pi}{180} ", text))
+    text = _REPEATING.sub(
+        _repeated, re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r" \\cdot \\frac{\\pi}{180} ", text)
+    )
     if re.search(r"\d\s*/\s*\d+\s*[A-Za-z\\(]", re.sub(r"\\cdot|\\times|\\div|\\pm", "*", text)):
         raise NotReadableError("1/2x may mean two things")
     text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
@@ -406,7 +558,13 @@ def parse(text: str) -> Any:
     text = re.sub(r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}", text)
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![\\A-Za-z])(sqrt)\s*\(([^()]*)\)", r"\\sqrt{\2}", text)
-    text = _WORD.sub(lambda match: _COMMANDS.get(match[1].lower(), match[1]) + (" " if match[1].lower() in _COMMANDS else ""), text)
+    text = _WORD.sub(
+        lambda match: (
+            _COMMANDS.get(match[1].lower(), match[1])
+            + (" " if match[1].lower() in _COMMANDS else "")
+        ),
+        text,
+    )
     text = _DECIMAL.sub(lambda match: _exact(match[1]), text)
     try:
         value = latex2sympy(text, normalization_config=_NORMAL, conversion_config=_PARSER)
@@ -417,7 +575,9 @@ def parse(text: str) -> Any:
     if not isinstance(value, sympy.Basic):
         raise NotReadableError(text[:80])
     names = {"i": sympy.I, "e": sympy.E}
-    return value.subs({s: names[s.name] for s in value.free_symbols if getattr(s, "name", "") in names}).doit()
+    return value.subs(
+        {s: names[s.name] for s in value.free_symbols if getattr(s, "name", "") in names}
+    ).doit()
 
 
 def _exact(decimal: str) -> str:

@@ -1,8 +1,10 @@
-"""Chunks of a response, which judges score one by one: runs of tokens up to a separator, or of a fixed number of tokens.
+"""Chunks of a response, which judges score one by one: runs of tokens up to a separator, or of a
+fixed number of tokens.
 
-Law: the chunks are consecutive, none is empty, and together they are the response up to and including its first end token. A chunk ends
-with the token that completes a separator; what that token holds beyond the separator belongs to the same chunk. Blank text is no chunk: it
-joins the one after it, or the one before if it is the last.
+Law: the chunks are consecutive, none is empty, and together they are the response up to and
+including its first end token. A chunk ends with the token that completes a separator; what that
+token holds beyond the separator belongs to the same chunk. Blank text is no chunk: it joins the one
+after it, or the one before if it is the last.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +12,11 @@ from collections.abc import Callable, Sequence
 from tracerl.config import Process
 
 
-def split(ids: Sequence[int], decode: Callable[[Sequence[int]], str], settings: Process) -> tuple[list[int], list[str]]:
-    """(ends, texts) of a response's chunks; `ids` are its counted tokens. Chunk k holds the tokens ends[k - 1] to ends[k]."""
+def split(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], settings: Process
+) -> tuple[list[int], list[str]]:
+    """(ends, texts) of a response's chunks; `ids` are its counted tokens. Chunk k holds the tokens
+    ends[k - 1] to ends[k]."""
     if settings.chunk_tokens is not None:
         cuts = [*range(settings.chunk_tokens, len(ids), settings.chunk_tokens), len(ids)]
     else:
@@ -29,8 +34,11 @@ def split(ids: Sequence[int], decode: Callable[[Sequence[int]], str], settings: 
     return ends, [decode(ids[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _separated(ids: Sequence[int], decode: Callable[[Sequence[int]], str], separators: Sequence[str]) -> list[int]:
-    """Ends after the tokens that complete a separator, and the last one. Tokens are decoded one at a time, so that it takes linear time."""
+def _separated(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], separators: Sequence[str]
+) -> list[int]:
+    """Ends after the tokens that complete a separator, and the last one. Tokens are decoded one at
+    a time, so that it takes linear time."""
     longest, tail, ends = max(map(len, separators)), "", []
     for place, token in enumerate(ids, start=1):
         piece = decode([token])

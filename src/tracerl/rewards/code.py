@@ -1,12 +1,15 @@
-"""Programs as answers: which part of a response is the program, and how many of a task's tests it passes.
+"""Programs as answers: which part of a response is the program, and how many of a task's tests it
+passes.
 
-The process that holds the program never holds a test or an expected value. It gets inputs, and what comes back is data that this trusted
-side compares by type and value (`call`), or text (`stdin`), or that goes on to a second sandbox in which the benchmark's own test program
-runs against a proxy of the solution (`assert`). So an early exit, a patched builtin, an object that equals everything or a look around
-earns nothing: there is nothing to find, and a result that was not computed from the input does not fit the next one.
+The process that holds the program never holds a test or an expected value. It gets inputs, and what
+comes back is data that this trusted side compares by type and value (`call`), or text (`stdin`), or
+that goes on to a second sandbox in which the benchmark's own test program runs against a proxy of
+the solution (`assert`). So an early exit, a patched builtin, an object that equals everything or a
+look around earns nothing: there is nothing to find, and a result that was not computed from the
+input does not fit the next one.
 
-A test is "passed", "failed", or "error", "timeout", "output", "ended" (what the program did wrong). If the sandbox itself broke there is no
-verdict at all, which `verify` calls undecided.
+A test is "passed", "failed", or "error", "timeout", "output", "ended" (what the program did wrong).
+If the sandbox itself broke there is no verdict at all, which `verify` calls undecided.
 """
 
 import json
@@ -18,7 +21,13 @@ from typing import Any, Literal
 
 from tracerl.errors import DataError
 from tracerl.rewards.final import final_part
-from tracerl.rewards.sandbox import CPU_LIMIT_STATUS, GuestEndedError, Sandbox, SandboxError, SandboxPool
+from tracerl.rewards.sandbox import (
+    CPU_LIMIT_STATUS,
+    GuestEndedError,
+    Sandbox,
+    SandboxError,
+    SandboxPool,
+)
 
 _MAX_PROGRAM = 200_000
 _MAX_CALLS = 100_000
@@ -29,10 +38,14 @@ _MAX_DEATHS = 3  # of the solution, after which further tests count as failed wi
 class CodeTests:
     """What a code task's `spec` holds, as JSON.
 
-    style: "assert" (tests are programs that raise or not), "call" (tests are {"args", "expected"}), "stdin" ({"input", "output"}).
-    provides: names the solution defines for assert tests. entry_point: what call tests call, "Class.method" for a method.
-    setup: what runs before each assert test, in the tests' sandbox. prefix: what a response may leave out (a completed signature).
-    reward: "all" pays 1 if every test passes, "fraction" the share of tests passed. tolerance: of floats, null for exact.
+    style: "assert" (tests are programs that raise or not), "call" (tests are {"args", "expected"}),
+    "stdin" ({"input", "output"}).
+    provides: names the solution defines for assert tests. entry_point: what call tests call,
+    "Class.method" for a method.
+    setup: what runs before each assert test, in the tests' sandbox. prefix: what a response may
+    leave out (a completed signature).
+    reward: "all" pays 1 if every test passes, "fraction" the share of tests passed. tolerance: of
+    floats, null for exact.
     """
 
     style: Literal["assert", "call", "stdin"]
@@ -49,21 +62,38 @@ class CodeTests:
 def code_tests(spec: str) -> CodeTests:
     """Reads a task's spec. Raises DataError if it is not one."""
     try:
-        tests = CodeTests(**{**(data := json.loads(spec)), "provides": tuple(data.get("provides", ()))})
+        tests = CodeTests(
+            **{**(data := json.loads(spec)), "provides": tuple(data.get("provides", ()))}
+        )
     except (ValueError, TypeError, AttributeError) as error:
-        raise DataError("a code task's spec cannot be read", got=spec[:200], wanted="JSON with style and tests") from error
-    if tests.style not in ("assert", "call", "stdin") or not tests.tests or tests.reward not in ("all", "fraction"):
-        raise DataError("a code task's spec is wrong", got=spec[:200], wanted="a known style, a known reward and at least one test")
+        raise DataError(
+            "a code task's spec cannot be read", got=spec[:200], wanted="JSON with style and tests"
+        ) from error
+    if (
+        tests.style not in ("assert", "call", "stdin")
+        or not tests.tests
+        or tests.reward not in ("all", "fraction")
+    ):
+        raise DataError(
+            "a code task's spec is wrong",
+            got=spec[:200],
+            wanted="a known style, a known reward and at least one test",
+        )
     return tests
 
 
 def extract_program(response: str, prefix: str, entry_point: str) -> str:
-    """The last fenced block of the response's final part, else all of it; after `prefix` if it does not define the entry point itself."""
+    """The last fenced block of the response's final part, else all of it; after `prefix` if it does
+    not define the entry point itself."""
     text = final_part(response)[0].strip("\n")
     blocks = _fenced(text)
     program = blocks[-1] if blocks else text
     defines = (
-        re.search(rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point.split('.')[0])}\b", program, re.MULTILINE)
+        re.search(
+            rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point.split('.')[0])}\b",
+            program,
+            re.MULTILINE,
+        )
         if entry_point
         else True
     )
@@ -71,15 +101,18 @@ def extract_program(response: str, prefix: str, entry_point: str) -> str:
 
 
 def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
-    """A verdict per test, in their order. With reward "all" what follows the first failure is not tried ("skipped").
+    """A verdict per test, in their order. With reward "all" what follows the first failure is not
+    tried ("skipped").
 
     Tests during which a sandbox breaks are run once more. Raises SandboxError if one breaks again.
     """
     if len(program) > _MAX_PROGRAM or "\x00" in program:
         return ["error"] * len(tests.tests)
-    runner: Callable[[SandboxPool, str, CodeTests, list[Any]], list[str]] = {"assert": _asserts, "call": _calls, "stdin": _scripts}[
-        tests.style
-    ]
+    runner: Callable[[SandboxPool, str, CodeTests, list[Any]], list[str]] = {
+        "assert": _asserts,
+        "call": _calls,
+        "stdin": _scripts,
+    }[tests.style]
     verdicts: list[str] = []
     deaths, broken = 0, False
     while len(verdicts) < len(tests.tests):
@@ -102,7 +135,12 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
 def _asserts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any]) -> list[str]:
     """Verdicts up to and including the first test in which the solution dies or runs out of time."""
     verdicts: list[str] = []
-    examiner = {"role": "tests", "tests": remaining, "setup": tests.setup, "provides": list(tests.provides)}
+    examiner = {
+        "role": "tests",
+        "tests": remaining,
+        "setup": tests.setup,
+        "provides": list(tests.provides),
+    }
     with pool.sandbox({"role": "solution", "program": program}, tests.cpu_seconds) as solution:
         if (problem := _load(solution)) is not None:
             return [problem] * len(remaining)
@@ -110,7 +148,9 @@ def _asserts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[
             for _ in range(_MAX_CALLS):
                 try:
                     message = examining.receive(pool.limits.wall_seconds)
-                except GuestEndedError as error:  # a value of the solution's that the test cannot digest
+                except (
+                    GuestEndedError
+                ) as error:  # a value of the solution's that the test cannot digest
                     return [*verdicts, error.reason]
                 if "done" in message:
                     return verdicts
@@ -121,7 +161,9 @@ def _asserts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[
                     continue
                 try:
                     solution.send(message, pool.limits.wall_seconds)
-                    examining.send_raw(solution.receive_raw(pool.limits.wall_seconds), pool.limits.wall_seconds)
+                    examining.send_raw(
+                        solution.receive_raw(pool.limits.wall_seconds), pool.limits.wall_seconds
+                    )
                 except GuestEndedError as error:
                     return [*verdicts, error.reason]
     return [*verdicts, "timeout"]
@@ -136,14 +178,25 @@ def _calls(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[An
             return [problem] * len(remaining)
         for test in remaining:
             try:
-                solution.send({"call": tests.entry_point, "new": "." in tests.entry_point, "args": test["args"]}, wall)
+                solution.send(
+                    {
+                        "call": tests.entry_point,
+                        "new": "." in tests.entry_point,
+                        "args": test["args"],
+                    },
+                    wall,
+                )
                 reply = solution.receive(wall)
             except GuestEndedError as error:
                 return [*verdicts, error.reason]
             if not isinstance(reply, dict) or set(reply) != {"value"}:
                 verdicts.append("error")
             else:
-                verdicts.append("passed" if same_value(test["expected"], reply["value"], tests.tolerance) else "failed")
+                verdicts.append(
+                    "passed"
+                    if same_value(test["expected"], reply["value"], tests.tolerance)
+                    else "failed"
+                )
             if tests.reward == "all" and verdicts[-1] != "passed":
                 return verdicts
     return verdicts
@@ -153,18 +206,26 @@ def _scripts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[
     """The verdict on the first remaining test: every one has a sandbox of its own."""
     test = remaining[0]
     try:
-        with pool.sandbox({"role": "script", "program": program, "stdin": test["input"]}, tests.cpu_seconds) as script:
+        with pool.sandbox(
+            {"role": "script", "program": program, "stdin": test["input"]}, tests.cpu_seconds
+        ) as script:
             output, status = script.output(pool.limits.wall_seconds)
     except GuestEndedError as error:
         return [error.reason]
     if status != 0:
         return ["timeout" if status in CPU_LIMIT_STATUS else "error"]
-    return ["passed" if same_output(test["output"], output.decode("utf-8", "replace"), tests.tolerance) else "failed"]
+    return [
+        "passed"
+        if same_output(test["output"], output.decode("utf-8", "replace"), tests.tolerance)
+        else "failed"
+    ]
 
 
 def _load(solution: Sandbox) -> str | None:
     try:
-        return None if solution.receive(solution.limits.wall_seconds) == {"loaded": True} else "error"
+        return (
+            None if solution.receive(solution.limits.wall_seconds) == {"loaded": True} else "error"
+        )
     except GuestEndedError as error:
         return error.reason
 
@@ -172,8 +233,9 @@ def _load(solution: Sandbox) -> str | None:
 def same_value(expected: Any, given: Any, tolerance: float | None, depth: int = 0) -> bool:
     """Whether two encoded values are equal in type and value.
 
-    A list and a tuple are alike (JSON has no tuples); a whole number may stand for a float, never a bool for a number; NaN equals nothing.
-    Sets and dicts are compared by their sorted encodings, so that hostile keys cannot make hashing slow.
+    A list and a tuple are alike (JSON has no tuples); a whole number may stand for a float, never a
+    bool for a number; NaN equals nothing. Sets and dicts are compared by their sorted encodings, so
+    that hostile keys cannot make hashing slow.
     """
     if depth > 60:
         return False
@@ -183,15 +245,26 @@ def same_value(expected: Any, given: Any, tolerance: float | None, depth: int = 
     first, second = _items(expected), _items(given)
     if first is not None or second is not None:
         return (
-            first is not None and second is not None and len(first) == len(second)
-            and all(same_value(a, b, tolerance, depth + 1) for a, b in zip(first, second, strict=True))
-        )  # fmt: skip
+            first is not None
+            and second is not None
+            and len(first) == len(second)
+            and all(
+                same_value(a, b, tolerance, depth + 1) for a, b in zip(first, second, strict=True)
+            )
+        )
     if isinstance(expected, dict) and isinstance(given, dict) and len(expected) == len(given) == 1:
         (tag, inner), (other, found) = *expected.items(), *given.items()
-        if tag == other and tag in ("set", "frozenset", "dict", "Counter", "defaultdict", "OrderedDict") and isinstance(found, list):
+        if (
+            tag == other
+            and tag in ("set", "frozenset", "dict", "Counter", "defaultdict", "OrderedDict")
+            and isinstance(found, list)
+        ):
             if len(inner) != len(found):
                 return False
-            return all(same_value(a, b, tolerance, depth + 1) for a, b in zip(_ordered(inner), _ordered(found), strict=True))
+            return all(
+                same_value(a, b, tolerance, depth + 1)
+                for a, b in zip(_ordered(inner), _ordered(found), strict=True)
+            )
         return tag == other and tag != "handle" and inner == found
     return type(expected) is type(given) and expected == given
 
@@ -238,17 +311,24 @@ def _same_number(expected: int | float, given: int | float, tolerance: float | N
 
 
 def same_output(expected: str, given: str, tolerance: float | None) -> bool:
-    """Lines must agree after trailing space is stripped, and trailing empty lines; with a tolerance, word by word, numbers within it."""
-    ours, theirs = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (expected, given))
+    """Lines must agree after trailing space is stripped, and trailing empty lines; with a
+    tolerance, word by word, numbers within it."""
+    ours, theirs = (
+        [line.rstrip() for line in text.rstrip().splitlines()] for text in (expected, given)
+    )
     if ours == theirs:
         return True
     if tolerance is None or len(ours) != len(theirs):
         return False
-    return all(_same_words(a.split(), b.split(), tolerance) for a, b in zip(ours, theirs, strict=True))
+    return all(
+        _same_words(a.split(), b.split(), tolerance) for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _same_words(expected: list[str], given: list[str], tolerance: float) -> bool:
-    return len(expected) == len(given) and all(a == b or _close_words(a, b, tolerance) for a, b in zip(expected, given, strict=True))
+    return len(expected) == len(given) and all(
+        a == b or _close_words(a, b, tolerance) for a, b in zip(expected, given, strict=True)
+    )
 
 
 def _close_words(expected: str, given: str, tolerance: float) -> bool:
@@ -259,7 +339,8 @@ def _close_words(expected: str, given: str, tolerance: float) -> bool:
 
 
 def _fenced(text: str) -> list[str]:
-    """The inside of complete fenced blocks, in one pass over the lines; a block that never closes reaches to the end."""
+    """The inside of complete fenced blocks, in one pass over the lines; a block that never closes
+    reaches to the end."""
     blocks: list[str] = []
     inside: list[str] | None = None
     fence = ""

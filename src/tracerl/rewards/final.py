@@ -1,4 +1,5 @@
-"""What a response says in the end: the one place that strips a chain of thought and answer tags, and finds boxes. Linear in the length."""
+"""What a response says in the end: the one place that strips a chain of thought and answer tags,
+and finds boxes. Linear in the length."""
 
 import re
 from collections.abc import Iterator
@@ -8,8 +9,8 @@ _BARE_BOX = re.compile(r"\\boxed\s+([^\s${}\\]+)")
 
 
 def final_part(response: str) -> tuple[str, bool]:
-    """The text after the last `</think>` (if anything follows it), of that the inside of the last `<answer>` block (if there is one), and
-    whether there was one."""
+    """The text after the last `</think>` (if anything follows it), of that the inside of the last
+    `<answer>` block (if there is one), and whether there was one."""
     rest = response.rpartition("</think>")[2]
     text = rest if rest.strip() else response
     _, tag, inside = text.rpartition("<answer>")
@@ -17,14 +18,19 @@ def final_part(response: str) -> tuple[str, bool]:
 
 
 def short_answer(response: str) -> str:
-    """The answer to a puzzle: of the final part the last box, else all of an answer block, else what follows the last `#`, else the last
-    line. Empty if there is none."""
+    """The answer to a puzzle: of the final part the last box, else all of an answer block, else
+    what follows the last `#`, else the last line. Empty if there is none."""
     return _given(response, 1, "#")
 
 
 def gym_answer(response: str, known: str) -> str:
-    """The same for an answer like the known one: as many last lines, and a `#` marks nothing where the known answer holds one."""
-    return _given(response, sum(bool(line.strip()) for line in known.splitlines()) or 1, "" if "#" in known else "#")
+    """The same for an answer like the known one: as many last lines, and a `#` marks nothing where
+    the known answer holds one."""
+    return _given(
+        response,
+        sum(bool(line.strip()) for line in known.splitlines()) or 1,
+        "" if "#" in known else "#",
+    )
 
 
 def _given(response: str, num_lines: int, sign: str) -> str:
@@ -39,7 +45,8 @@ def _given(response: str, num_lines: int, sign: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    """The inside of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested at will, else the word after a bare `\\boxed`."""
+    """The inside of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested at will, else
+    the word after a bare `\\boxed`."""
     last: tuple[int, int] | None = None
     for start, end in _closed_boxes(text):
         # Of nested boxes the outer one, which closes later; otherwise the later one.

@@ -1,14 +1,19 @@
-"""What runs inside a sandbox. It is sent in as text, imports the standard library only, and knows neither tests nor expected values.
+"""What runs inside a sandbox. It is sent in as text, imports the standard library only, and knows
+neither tests nor expected values.
 
-One frame is four bytes of length and that many bytes of JSON. After the interpreter is up the guest says {"ready": true} and waits. Roles:
+One frame is four bytes of length and that many bytes of JSON. After the interpreter is up the guest
+says {"ready": true} and waits. Roles:
 
-* solution: runs the model's program, then answers calls {"call": name, "args": [...]} with {"value": ...} or {"error": ...}.
-* script: runs the program with the given standard input; its standard output goes to the trusted side as it is.
-* tests: runs a benchmark's test program, in which the names the solution must provide are proxies that send literals out and get literals
+* solution: runs the model's program, then answers calls {"call": name, "args": [...]} with
+{"value": ...} or {"error": ...}.
+* script: runs the program with the given standard input; its standard output goes to the trusted
+side as it is.
+* tests: runs a benchmark's test program, in which the names the solution must provide are proxies
+that send literals out and get literals
   back; reports one verdict per test. It never holds the solution's program.
 
-Values travel as `encode` writes them: JSON with a tag for whatever JSON lacks. An object of any other type stays where it is and travels as
-a handle, which compares equal to nothing but itself.
+Values travel as `encode` writes them: JSON with a tag for whatever JSON lacks. An object of any
+other type stays where it is and travels as a handle, which compares equal to nothing but itself.
 """
 
 import sys
@@ -17,7 +22,8 @@ HANDLE = "handle"
 
 
 def encode(value: object, depth: int = 0) -> object:
-    """A value as JSON data. Types are decided by the real type, so a class that claims to be equal to everything is sent as a handle."""
+    """A value as JSON data. Types are decided by the real type, so a class that claims to be equal
+    to everything is sent as a handle."""
     import collections
     import math
 
@@ -40,7 +46,9 @@ def encode(value: object, depth: int = 0) -> object:
     if kind in (tuple, set, frozenset):
         return {kind.__name__: [encode(item, deeper) for item in value]}
     if kind in (dict, collections.OrderedDict, collections.Counter, collections.defaultdict):
-        return {kind.__name__: [[encode(k, deeper), encode(v, deeper)] for k, v in dict.items(value)]}
+        return {
+            kind.__name__: [[encode(k, deeper), encode(v, deeper)] for k, v in dict.items(value)]
+        }
     if kind is collections.deque:
         return {"deque": [encode(item, deeper) for item in value]}
     if kind is range:
@@ -55,16 +63,35 @@ def encode(value: object, depth: int = 0) -> object:
         return {"tuple": [encode(item, deeper) for item in tuple.__iter__(value)]}
     for base in (bool, int, float, str):
         if isinstance(value, base) and kind.__module__ != "builtins":
-            return encode(base.__new__(base, value) if base is not str else str.__str__(value), deeper)
-    if kind.__name__ in ("dict_keys", "dict_values", "dict_items", "map", "filter", "zip", "generator", "list_iterator", "enumerate",
-                         "reversed", "tuple_iterator", "set_iterator", "chain", "permutations", "combinations", "islice"):  # fmt: skip
+            return encode(
+                base.__new__(base, value) if base is not str else str.__str__(value), deeper
+            )
+    if kind.__name__ in (
+        "dict_keys",
+        "dict_values",
+        "dict_items",
+        "map",
+        "filter",
+        "zip",
+        "generator",
+        "list_iterator",
+        "enumerate",
+        "reversed",
+        "tuple_iterator",
+        "set_iterator",
+        "chain",
+        "permutations",
+        "combinations",
+        "islice",
+    ):
         return {"iterator": [encode(item, deeper) for _, item in zip(range(100_000), value)]}  # noqa: B905
     HANDLES.append(value)
     return {HANDLE: len(HANDLES) - 1}
 
 
 def decode(data: object) -> object:
-    """The value of `encode`'s data. In the tests' role a handle is an opaque object; in the solution's it is the object itself."""
+    """The value of `encode`'s data. In the tests' role a handle is an opaque object; in the
+    solution's it is the object itself."""
     import collections
 
     if isinstance(data, list):
@@ -82,7 +109,11 @@ def decode(data: object) -> object:
         return (bytes if tag == "bytes" else bytearray).fromhex(inner)
     if tag in ("dict", "OrderedDict", "Counter", "defaultdict"):
         pairs = {decode(key): decode(value) for key, value in inner}
-        kinds = {"dict": dict, "OrderedDict": collections.OrderedDict, "Counter": collections.Counter}
+        kinds = {
+            "dict": dict,
+            "OrderedDict": collections.OrderedDict,
+            "Counter": collections.Counter,
+        }
         return kinds[tag](pairs) if tag in kinds else collections.defaultdict(None, pairs)
     if tag == "iterator":
         return iter([decode(item) for item in inner])
@@ -99,7 +130,8 @@ def decode(data: object) -> object:
 
 
 class Opaque:
-    """An object that stayed in the solution's process. The tests can pass it on, read and set its attributes."""
+    """An object that stayed in the solution's process. The tests can pass it on, read and set its
+    attributes."""
 
     def __init__(self, number):
         object.__setattr__(self, "_number", number)
@@ -114,7 +146,8 @@ class Opaque:
 
 
 class Provided:
-    """A name of the solution's, as the tests see it: it can be called, and passed back as an argument."""
+    """A name of the solution's, as the tests see it: it can be called, and passed back as an
+    argument."""
 
     def __init__(self, name, call):
         self.provided_name, self.provided_call = name, call
@@ -123,7 +156,10 @@ class Provided:
         return self.provided_call(self.provided_name, arguments, keywords)
 
 
-TYPES = {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex)}
+TYPES = {
+    kind.__name__: kind
+    for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex)
+}
 ROLE = ""
 PROGRAM: dict = {}
 CALL: list = []
@@ -132,9 +168,11 @@ OPAQUE: dict = {}
 
 
 def main(uid, packages):
-    """Prepares everything that costs time, then waits for a job. Standard input and output become the private channel.
+    """Prepares everything that costs time, then waits for a job. Standard input and output become
+    the private channel.
 
-    packages: folders of installed packages, for trusted programs that handle untrusted text; a model's program sees none.
+    packages: folders of installed packages, for trusted programs that handle untrusted text; a
+    model's program sees none.
     """
     import builtins
     import collections  # noqa: F401  (imported now, while no clock runs)
@@ -178,8 +216,15 @@ def main(uid, packages):
     limits = job["limits"]
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime) + math.ceil(limits["cpu_seconds"])
-    for name, value in (("CPU", cpu), ("AS", limits["memory"]), ("NPROC", limits["processes"]), ("FSIZE", limits["file_size"]),
-                        ("NOFILE", limits["files"]), ("CORE", 0), ("STACK", 64 << 20)):  # fmt: skip
+    for name, value in (
+        ("CPU", cpu),
+        ("AS", limits["memory"]),
+        ("NPROC", limits["processes"]),
+        ("FSIZE", limits["file_size"]),
+        ("NOFILE", limits["files"]),
+        ("CORE", 0),
+        ("STACK", 64 << 20),
+    ):
         number = getattr(resource, "RLIMIT_" + name)
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -235,7 +280,11 @@ def solution(job, send, receive):
         call = receive()
         try:
             names = call["call"].split(".")
-            value = program[names[0]] if names[0] in program else {"setattr": setattr, "getattr": getattr}[names[0]]
+            value = (
+                program[names[0]]
+                if names[0] in program
+                else {"setattr": setattr, "getattr": getattr}[names[0]]
+            )
             value = value() if call.get("new") else value
             for name in names[1:]:
                 value = getattr(value, name)
@@ -248,15 +297,24 @@ def solution(job, send, receive):
 
 
 def tests(job, send, receive, builtins):
-    """Runs the benchmark's own tests against proxies. A test is a program; its verdict is whether it ends without an exception."""
+    """Runs the benchmark's own tests against proxies. A test is a program; its verdict is whether
+    it ends without an exception."""
     import ast
 
     def call(name, arguments, keywords):
-        send({"call": name, "args": [encode(a) for a in arguments], "kwargs": {k: encode(v) for k, v in keywords.items()}})
+        send(
+            {
+                "call": name,
+                "args": [encode(a) for a in arguments],
+                "kwargs": {k: encode(v) for k, v in keywords.items()},
+            }
+        )
         reply = receive()
         if "error" in reply:
             kind = getattr(builtins, str(reply["error"]), None)
-            raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)("in the solution")
+            raise (
+                kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
+            )("in the solution")
         return decode(reply["value"])
 
     CALL.append(call)

@@ -1,7 +1,9 @@
-"""A judge that is a local autoregressive checkpoint (Qwen, Llama): how much likelier than No is Yes, as the first token of its answer.
+"""A judge that is a local autoregressive checkpoint (Qwen, Llama): how much likelier than No is
+Yes, as the first token of its answer.
 
-The score is (p_yes - p_no) / (p_yes + p_no), both summed over the ways to begin the word; nothing is sampled. Where yes and no together
-have less probability than `min_mass`, the model has something else to say, and the question is undecided.
+The score is (p_yes - p_no) / (p_yes + p_no), both summed over the ways to begin the word; nothing
+is sampled. Where yes and no together have less probability than `min_mass`, the model has something
+else to say, and the question is undecided.
 """
 
 from collections.abc import Sequence
@@ -25,10 +27,14 @@ _CLOSING = "Answer with one word, Yes or No."
 
 
 def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> Judge:
-    """Loads the checkpoint of `directory`. Raises CheckpointError if it is no autoregressive one or has no tokens for yes and no."""
+    """Loads the checkpoint of `directory`. Raises CheckpointError if it is no autoregressive one or
+    has no tokens for yes and no."""
     if not is_baseline(directory):
-        raise CheckpointError("a judge's checkpoint is not an autoregressive one", where=str(directory),
-                              wanted="config.json of a Qwen or Llama model, and its safetensors")  # fmt: skip
+        raise CheckpointError(
+            "a judge's checkpoint is not an autoregressive one",
+            where=str(directory),
+            wanted="config.json of a Qwen or Llama model, and its safetensors",
+        )
     model, tokenizer = load_baseline(directory, compute)
     yes, no = answer_tokens(tokenizer, directory)
     added = tokenizer.file.get_added_tokens_decoder().values()
@@ -39,7 +45,9 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
         prompts = {}
         for place, question in enumerate(questions):
             try:
-                content = harmless(prompt_of(question, settings.instructions or "", _CLOSING), controls)
+                content = harmless(
+                    prompt_of(question, settings.instructions or "", _CLOSING), controls
+                )
                 prompts[place] = tokenizer.chat_ids([{"role": "user", "content": content}])
             except DataError:
                 answers[place] = Answer(None, "the judge's tokenizer cannot write the question")
@@ -47,10 +55,15 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
             if len(prompts[place]) > (settings.max_prompt_tokens or 0):
                 answers[place] = Answer(None, f"the question has {len(prompts.pop(place))} tokens")
         # By length, so that little is padded; the order is a function of the questions.
-        places, rows = sorted(prompts, key=lambda place: (len(prompts[place]), place)), settings.max_rows or 1
+        places, rows = (
+            sorted(prompts, key=lambda place: (len(prompts[place]), place)),
+            settings.max_rows or 1,
+        )
         for start in range(0, len(places), rows):
             batch = places[start : start + rows]
-            scores = _scores(model, [prompts[place] for place in batch], yes, no, settings.min_mass or 0.0)
+            scores = _scores(
+                model, [prompts[place] for place in batch], yes, no, settings.min_mass or 0.0
+            )
             for place, score in zip(batch, scores, strict=True):
                 answers[place] = score
         return answers
@@ -59,7 +72,8 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
 
 
 def harmless(text: str, controls: Sequence[str]) -> str:
-    """A text in which no control token is spelt out: a response that wrote one would end the user's turn and go on as the judge."""
+    """A text in which no control token is spelt out: a response that wrote one would end the user's
+    turn and go on as the judge."""
     for control in controls:
         if len(control) > 1:
             text = text.replace(control, f"{control[0]} {control[1:]}")
@@ -77,14 +91,30 @@ def answer_tokens(tokenizer: Tokenizer, directory: Path) -> tuple[list[int], lis
                 continue
     yes, no = sorted(first["yes"] - first["no"]), sorted(first["no"] - first["yes"])
     if not yes or not no:
-        raise CheckpointError("a judge's tokenizer has no tokens that tell yes from no", where=str(directory), got=first)
+        raise CheckpointError(
+            "a judge's tokenizer has no tokens that tell yes from no",
+            where=str(directory),
+            got=first,
+        )
     return yes, no
 
 
 @torch.inference_mode()
-def _scores(model: "PreTrainedModel", prompts: Sequence[Sequence[int]], yes: list[int], no: list[int], min_mass: float) -> list[Answer]:
+def _scores(
+    model: "PreTrainedModel",
+    prompts: Sequence[Sequence[int]],
+    yes: list[int],
+    no: list[int],
+    min_mass: float,
+) -> list[Answer]:
     ids, seen, positions = left_padded(prompts, model.device)
-    logits = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions, use_cache=False, logits_to_keep=1).logits[:, -1]
+    logits = model(
+        input_ids=ids,
+        attention_mask=seen.long(),
+        position_ids=positions,
+        use_cache=False,
+        logits_to_keep=1,
+    ).logits[:, -1]
     chances = logits.double().softmax(-1)
     p_yes, p_no = (chances[:, tokens].sum(-1) for tokens in (yes, no))
     answers = []

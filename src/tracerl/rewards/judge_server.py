@@ -1,13 +1,16 @@
-"""A judge behind a server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, Ollama, or a hosted one.
+"""A judge behind a server that speaks OpenAI's chat completions: vLLM, SGLang, llama.cpp, Ollama,
+or a hosted one.
 
-Contract: whatever the server does, every question gets an answer, undecided at worst, in bounded time and memory. A try that takes longer
-than `timeout_seconds` to connect, for any bytes of the head, or for the whole body, or fails in a way that may pass (no connection, 408,
-409, 425, 429, 5xx), is repeated after a pause that doubles; any other status, and an answer that states no score, is final. Once so many
-questions in a row as are asked at once, and a few more, could not be put to the server with all their tries, it counts as gone, and the
-rest of the batch is undecided without being asked.
+Contract: whatever the server does, every question gets an answer, undecided at worst, in bounded
+time and memory. A try that takes longer than `timeout_seconds` to connect, for any bytes of the
+head, or for the whole body, or fails in a way that may pass (no connection, 408, 409, 425, 429,
+5xx), is repeated after a pause that doubles; any other status, and an answer that states no score,
+is final. Once so many questions in a row as are asked at once, and a few more, could not be put to
+the server with all their tries, it counts as gone, and the rest of the batch is undecided without
+being asked.
 
-The key is given to `server_judge` and stands in the Authorization header alone. Redirections are not followed, so that it goes to no other
-host (but through a proxy that the environment names).
+The key is given to `server_judge` and stands in the Authorization header alone. Redirections are
+not followed, so that it goes to no other host (but through a proxy that the environment names).
 """
 
 import json
@@ -17,7 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tracerl.config import Judge as JudgeSettings
-from tracerl.rewards.questions import SCORE_CLOSING, Answer, Judge, Question, prompt_of, stated_score
+from tracerl.rewards.questions import (
+    SCORE_CLOSING,
+    Answer,
+    Judge,
+    Question,
+    prompt_of,
+    stated_score,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -29,7 +39,8 @@ _PASSING = frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
 
 
 class _UnansweredError(Exception):
-    """A try that failed in a way that may pass. pause: seconds the server asked to wait, None if it said nothing at all."""
+    """A try that failed in a way that may pass. pause: seconds the server asked to wait, None if it
+    said nothing at all."""
 
     def __init__(self, reason: str, pause: float | None = None) -> None:
         super().__init__(reason)
@@ -45,7 +56,12 @@ def server_judge(settings: JudgeSettings, key: str | None) -> Judge:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         threads = settings.concurrency or 1
         limits = httpx.Limits(max_connections=threads, max_keepalive_connections=threads)
-        with httpx.Client(headers=headers, timeout=settings.timeout_seconds, limits=limits) as client, ThreadPoolExecutor(threads) as pool:
+        with (
+            httpx.Client(
+                headers=headers, timeout=settings.timeout_seconds, limits=limits
+            ) as client,
+            ThreadPoolExecutor(threads) as pool,
+        ):
             asking = _Asking(client, settings)
             return list(pool.map(asking.answer, questions))
 
@@ -58,14 +74,19 @@ def server_state(settings: JudgeSettings, key: str | None) -> str:
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{str(settings.url).rstrip('/')}/models", headers=headers, timeout=min(settings.timeout_seconds or 5.0, 5.0))
+        answer = httpx.get(
+            f"{str(settings.url).rstrip('/')}/models",
+            headers=headers,
+            timeout=min(settings.timeout_seconds or 5.0, 5.0),
+        )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"does not answer: {type(error).__name__}"
     return "answers" if answer.status_code == 200 else f"answers with status {answer.status_code}"
 
 
 class _Asking:
-    """One batch. in_vain: questions in a row, over all threads, that could not be put to the server."""
+    """One batch. in_vain: questions in a row, over all threads, that could not be put to the
+    server."""
 
     def __init__(self, client: "httpx.Client", settings: JudgeSettings) -> None:
         self.client, self.settings, self.in_vain = client, settings, 0
@@ -82,7 +103,12 @@ class _Asking:
                 if heard:
                     self.in_vain = 0
                 if attempt < (settings.retries or 0):
-                    time.sleep(min(max((settings.backoff_seconds or 0.0) * 2**attempt, error.pause or 0.0), _MAX_PAUSE))
+                    time.sleep(
+                        min(
+                            max((settings.backoff_seconds or 0.0) * 2**attempt, error.pause or 0.0),
+                            _MAX_PAUSE,
+                        )
+                    )
             else:
                 self.in_vain = 0
                 return answer
@@ -109,17 +135,23 @@ class _Asking:
         if content is None:
             return Answer(None, "the answer is no chat completion")
         score = stated_score(content)
-        return Answer(score, "" if score is not None else "the answer's last line states no score from -1 to 1")
+        return Answer(
+            score,
+            "" if score is not None else "the answer's last line states no score from -1 to 1",
+        )
 
     def _post(self, body: bytes) -> tuple[int, bytes, float]:
-        """(status, body, seconds to wait if it says so). A body is read up to a limit of size and of time."""
+        """(status, body, seconds to wait if it says so). A body is read up to a limit of size and
+        of time."""
         import httpx
 
         settings = self.settings
         deadline = time.monotonic() + (settings.timeout_seconds or 0.0)
         address = f"{str(settings.url).rstrip('/')}/chat/completions"
         try:
-            with self.client.stream("POST", address, content=body, headers={"Content-Type": "application/json"}) as response:
+            with self.client.stream(
+                "POST", address, content=body, headers={"Content-Type": "application/json"}
+            ) as response:
                 data = b""
                 for part in response.iter_bytes():
                     data += part

@@ -1,4 +1,5 @@
-"""The three kinds of judges: written steps of generated arithmetic, a local autoregressive model, a server."""
+"""The three kinds of judges: written steps of generated arithmetic, a local autoregressive model, a
+server."""
 
 import json
 from collections.abc import Sequence
@@ -15,27 +16,41 @@ from tracerl.rewards.steps import step_scores
 from tracerl.types import Task
 
 
-def make_judge(name: str, settings: JudgeSettings, root: Path, compute: Compute, key: str | None) -> Judge:
-    """The judge of a section of the params. root: where a relative path starts. key: of the server, from the environment.
+def make_judge(
+    name: str, settings: JudgeSettings, root: Path, compute: Compute, key: str | None
+) -> Judge:
+    """The judge of a section of the params. root: where a relative path starts. key: of the server,
+    from the environment.
 
-    Raises ParamsError if a server's key is not set, CheckpointError if a model's checkpoint cannot be used.
+    Raises ParamsError if a server's key is not set, CheckpointError if a model's checkpoint cannot
+    be used.
     """
     if settings.kind == "model":
         return model_judge(settings, root / str(settings.path), compute)
     if settings.kind == "server":
         if settings.api_key_variable is not None and not key:
-            raise ParamsError("a judge's key is not set", where=f"verification.judges.{name}", got=f"no {settings.api_key_variable}",
-                              wanted="the key in that environment variable", do=f"export {settings.api_key_variable}=..., or set "
-                              "api_key_variable to null for a server without keys")  # fmt: skip
+            raise ParamsError(
+                "a judge's key is not set",
+                where=f"verification.judges.{name}",
+                got=f"no {settings.api_key_variable}",
+                wanted="the key in that environment variable",
+                do=f"export {settings.api_key_variable}=..., or set "
+                "api_key_variable to null for a server without keys",
+            )
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise ParamsError("a judge's key cannot be sent", where=f"verification.judges.{name}",
-                              got=f"{settings.api_key_variable} holds more than printable ASCII", do="copy the key again")  # fmt: skip
+            raise ParamsError(
+                "a judge's key cannot be sent",
+                where=f"verification.judges.{name}",
+                got=f"{settings.api_key_variable} holds more than printable ASCII",
+                do="copy the key again",
+            )
         return server_judge(settings, key)
     return steps_judge
 
 
 def steps_judge(questions: Sequence[Question]) -> list[Answer]:
-    """The programmatic judge. A whole response is worth the mean of its chunks (one chunk, unless it was given as several)."""
+    """The programmatic judge. A whole response is worth the mean of its chunks (one chunk, unless
+    it was given as several)."""
     answers, known = [], dict[tuple[str, tuple[str, ...]], list[float | None]]()
     for question in questions:
         key = (question.task.task_id, question.chunks)
@@ -44,19 +59,34 @@ def steps_judge(questions: Sequence[Question]) -> list[Answer]:
         scores = known[key] if question.index is None else [known[key][question.index]]
         decided = [score for score in scores if score is not None]
         answers.append(
-            Answer(sum(decided) / len(decided)) if decided else Answer(None, f"kind {question.task.kind!r} has no rule for steps")
+            Answer(sum(decided) / len(decided))
+            if decided
+            else Answer(None, f"kind {question.task.kind!r} has no rule for steps")
         )
     return answers
 
 
 def trial(
-    judge: Judge, kind: str, prompt: str, response: str, separators: Sequence[str], answer: str, rubric: str
+    judge: Judge,
+    kind: str,
+    prompt: str,
+    response: str,
+    separators: Sequence[str],
+    answer: str,
+    rubric: str,
 ) -> list[tuple[str, Answer]]:
-    """(text, answer) of each step of a response to a problem, or of the whole response if nothing separates steps."""
+    """(text, answer) of each step of a response to a problem, or of the whole response if nothing
+    separates steps."""
     spec = json.dumps({"rubric": rubric}) if rubric else ""
     task = Task("trial/1", "trial", kind, "test", 1, prompt, answer, "", spec)
     if not separators:
         return [(response, judge([Question(task, (response,))])[0])]
-    settings = Process(judge="trial", weight=1.0, separators=list(separators), max_chunks=max(len(response), 1))
-    texts = split([ord(character) for character in response], lambda ids: "".join(map(chr, ids)), settings)[1]
-    return list(zip(texts, judge([Question(task, tuple(texts), i) for i in range(len(texts))]), strict=True))
+    settings = Process(
+        judge="trial", weight=1.0, separators=list(separators), max_chunks=max(len(response), 1)
+    )
+    texts = split(
+        [ord(character) for character in response], lambda ids: "".join(map(chr, ids)), settings
+    )[1]
+    return list(
+        zip(texts, judge([Question(task, tuple(texts), i) for i in range(len(texts))]), strict=True)
+    )

@@ -1,7 +1,9 @@
-"""The process that decides pairs of mathematical answers: `python -c "from tracerl.rewards.math_worker import main; main()"`.
+"""The process that decides pairs of mathematical answers: `python -c "from
+tracerl.rewards.math_worker import main; main()"`.
 
-It imports sympy once, then forks for every pair: each child starts from the same state, so that no verdict depends on what was decided
-before, and dies of its own CPU-time limit, which the load of the machine does not move. Requests and replies are lines of JSON.
+It imports sympy once, then forks for every pair: each child starts from the same state, so that no
+verdict depends on what was decided before, and dies of its own CPU-time limit, which the load of
+the machine does not move. Requests and replies are lines of JSON.
 """
 
 import gc
@@ -17,8 +19,14 @@ from sympy.core.random import seed
 from tracerl.rewards.answers import compare_answers
 
 _MEMORY = 2**31
-_WARM_UP = ((r"\frac{1}{2}x+\sqrt{2}", r"\sqrt{2}+\frac{x}{2}"), (r"(x+1)^2", "x^2+2x+1"), (r"\sin^2 x+\cos^2 x", r"\log_2 2"),
-            (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1,2\}"), ("y=2x+1", "2y=4x+2"), (r"5\text{ cm}", r"[1,\infty)\cup(2,3)"))  # fmt: skip
+_WARM_UP = (
+    (r"\frac{1}{2}x+\sqrt{2}", r"\sqrt{2}+\frac{x}{2}"),
+    (r"(x+1)^2", "x^2+2x+1"),
+    (r"\sin^2 x+\cos^2 x", r"\log_2 2"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1,2\}"),
+    ("y=2x+1", "2y=4x+2"),
+    (r"5\text{ cm}", r"[1,\infty)\cup(2,3)"),
+)
 
 
 def main() -> None:
@@ -34,7 +42,8 @@ def main() -> None:
 
 
 def _decide(gold: str, given: str, cpu_seconds: float) -> str:
-    """The verdict; a child that dies of its limits or hangs leaves "undecided". One that somebody killed is replaced once."""
+    """The verdict; a child that dies of its limits or hangs leaves "undecided". One that somebody
+    killed is replaced once."""
     text, killed = _asked(gold, given, cpu_seconds)
     if killed:
         text, _ = _asked(gold, given, cpu_seconds)
@@ -49,7 +58,8 @@ def _asked(gold: str, given: str, cpu_seconds: float) -> tuple[str, bool]:
         os.close(reading)
         _limited(gold, given, cpu_seconds, writing)
     os.close(writing)
-    # A child that neither computes nor ends is stuck in the system, not in mathematics; the wall clock is only for that.
+    # A child that neither computes nor ends is stuck in the system, not in mathematics; the wall
+    # clock is only for that.
     ready, _, _ = select.select([reading], [], [], 60 * cpu_seconds + 60)
     text = os.read(reading, 64).decode() if ready else ""
     os.close(reading)

@@ -1,14 +1,17 @@
-"""Parts of a reward beyond correctness: format and length, and what d1 (arXiv 2504.12216, appendix) pays. A round's params weigh them.
+"""Parts of a reward beyond correctness: format and length, and what d1 (arXiv 2504.12216, appendix)
+pays. A round's params weigh them.
 
-Every part is a score of a response's text between 0 and 1 (`xml_count` may fall below), so that a weight says what it is worth: d1's
-rewards are `correct: 2.0` with, on GSM8K, `xml_count: 0.5, soft_format: 0.5, strict_format: 0.5, integer_answer: 0.5`; on MATH,
-`boxed_format: 1.0`; on countdown, `correct: 1.0` and `right_numbers: 0.1`; on sudoku, `filled_blanks: 1.0` alone.
+Every part is a score of a response's text between 0 and 1 (`xml_count` may fall below), so that a
+weight says what it is worth: d1's rewards are `correct: 2.0` with, on GSM8K, `xml_count: 0.5,
+soft_format: 0.5, strict_format: 0.5, integer_answer: 0.5`; on MATH, `boxed_format: 1.0`; on
+countdown, `correct: 1.0` and `right_numbers: 0.1`; on sudoku, `filled_blanks: 1.0` alone.
 
 `judge` is the score of the whole response by verification.judge, whatever decides `correct`.
 
-Departures from d1's code: `right_numbers` is paid only where the answer is not correct, as d1's text says; numbers are read by a parser,
-not by Python's own `eval`; `filled_blanks` pays nothing for a grid that changes a clue; an `integer_answer` is what `extract_answer` gives,
-without a sign for grouping.
+Departures from d1's code: `right_numbers` is paid only where the answer is not correct, as d1's
+text says; numbers are read by a parser, not by Python's own `eval`; `filled_blanks` pays nothing
+for a grid that changes a clue; an `integer_answer` is what `extract_answer` gives, without a sign
+for grouping.
 """
 
 import re
@@ -22,8 +25,12 @@ from tracerl.rewards.math import clean, extract_answer, number
 from tracerl.rewards.verify import Verdict
 from tracerl.types import Task
 
-_STRICT = re.compile(r"<reasoning>\n[^<]*(?:<(?!/reasoning>)[^<]*)*\n</reasoning>\n<answer>\n[^<]*\n</answer>\n?")
-_SOFT = re.compile(r"\s*<reasoning>[^<]*(?:<(?!/reasoning>)[^<]*)*</reasoning>\s*<answer>[^<]*</answer>")
+_STRICT = re.compile(
+    r"<reasoning>\n[^<]*(?:<(?!/reasoning>)[^<]*)*\n</reasoning>\n<answer>\n[^<]*\n</answer>\n?"
+)
+_SOFT = re.compile(
+    r"\s*<reasoning>[^<]*(?:<(?!/reasoning>)[^<]*)*</reasoning>\s*<answer>[^<]*</answer>"
+)
 
 
 def reward_parts(
@@ -35,7 +42,8 @@ def reward_parts(
     max_new_tokens: int,
     judged: float | None = None,
 ) -> dict[str, float]:
-    """The weighted parts of one response's reward; their sum is the reward. An undecided response is paid for no part.
+    """The weighted parts of one response's reward; their sum is the reward. An undecided response
+    is paid for no part.
 
     judged: the judge's score from -1 to 1 for the part "judge", which pays it as 0 to 1.
     """
@@ -50,28 +58,45 @@ def reward_parts(
         elif name == "judge":
             score = ((judged or 0.0) + 1.0) / 2.0
         else:
-            score = _PARTS[name](task, text) if not (name == "right_numbers" and verdict.verdict == "correct") else 0.0
+            score = (
+                _PARTS[name](task, text)
+                if not (name == "right_numbers" and verdict.verdict == "correct")
+                else 0.0
+            )
         parts[name] = weight * score
     return parts
 
 
 def is_graded(weights: Mapping[RewardPart, float], task: Task) -> bool:
-    """Whether a task's rewards under these weights may lie between nothing and everything: then its group has no pass rate."""
-    fractional = task.kind == "open" or (task.kind == "code" and code_tests(task.spec).reward == "fraction")
+    """Whether a task's rewards under these weights may lie between nothing and everything: then its
+    group has no pass rate."""
+    fractional = task.kind == "open" or (
+        task.kind == "code" and code_tests(task.spec).reward == "fraction"
+    )
     return fractional or set(weights) != {"correct"}
 
 
 def _boxed_format(task: Task, text: str) -> float:
-    """d1's MATH format: answer tags with a box inside 1, without 0.75; a box alone 0.5, neither 0.25."""
-    inside = text.rpartition("<answer>")[2].partition("</answer>")[0] if "<answer>" in text and "</answer>" in text else None
+    """d1's MATH format: answer tags with a box inside 1, without 0.75; a box alone 0.5, neither
+    0.25."""
+    inside = (
+        text.rpartition("<answer>")[2].partition("</answer>")[0]
+        if "<answer>" in text and "</answer>" in text
+        else None
+    )
     if inside is not None:
         return 1.0 if "\\boxed" in inside else 0.75
     return 0.5 if "\\boxed" in text else 0.25
 
 
 def _xml_count(task: Task, text: str) -> float:
-    """d1's tag count, twice: a quarter for each of the four tags that stands exactly once, less 0.002 per character after the end."""
-    score = sum(0.25 for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>") if text.count(tag) == 1)
+    """d1's tag count, twice: a quarter for each of the four tags that stands exactly once, less
+    0.002 per character after the end."""
+    score = sum(
+        0.25
+        for tag in ("<reasoning>\n", "\n</reasoning>\n", "\n<answer>\n", "\n</answer>")
+        if text.count(tag) == 1
+    )
     if text.count("\n</answer>") == 1:
         score -= 0.002 * len(text.rpartition("\n</answer>")[2].strip())
     return max(score, -1.0)
@@ -91,11 +116,17 @@ def _integer_answer(task: Task, text: str) -> float:
 
 
 def _right_numbers(task: Task, text: str) -> float:
-    return float(task.kind == "countdown" and puzzles.uses_right_numbers(task.spec, short_answer(text)))
+    return float(
+        task.kind == "countdown" and puzzles.uses_right_numbers(task.spec, short_answer(text))
+    )
 
 
 def _filled_blanks(task: Task, text: str) -> float:
-    return puzzles.filled_blanks(task.spec, task.answer, short_answer(text)) if task.kind == "sudoku" else 0.0
+    return (
+        puzzles.filled_blanks(task.spec, task.answer, short_answer(text))
+        if task.kind == "sudoku"
+        else 0.0
+    )
 
 
 _PARTS: dict[str, Callable[[Task, str], float]] = {

@@ -1,14 +1,19 @@
 """Processes for programs that nobody trusts.
 
-`bubblewrap` (the default): a process tree of its own, with no network, a read-only view of the system's libraries and of Python's standard
-library, an empty environment, two small file systems in memory, a user id of its own where we are root, and limits on CPU time, address
-space, processes, file size and open files that are set after the interpreter has started. When it is closed the first process of its PID
-namespace is killed, which ends every other one, and the kernel's report of that is awaited.
+`bubblewrap` (the default): a process tree of its own, with no network, a read-only view of the
+system's libraries and of Python's standard library, an empty environment, two small file systems in
+memory, a user id of its own where we are root, and limits on CPU time, address space, processes,
+file size and open files that are set after the interpreter has started. When it is closed the first
+process of its PID namespace is killed, which ends every other one, and the kernel's report of that
+is awaited.
 
-`unconfined`: the same limits in an ordinary process group, started only when it is asked for by name. It protects from accidents, not from
-attacks: a program can read the user's files, use the network, and leave processes behind by starting a session of its own. Results name it.
+`unconfined`: the same limits in an ordinary process group, started only when it is asked for by
+name. It protects from accidents, not from
+attacks: a program can read the user's files, use the network, and leave processes behind by
+starting a session of its own. Results name it.
 
-Nothing falls back from one to the other: where bubblewrap does not work `check_backend` says so and stops.
+Nothing falls back from one to the other: where bubblewrap does not work `check_backend` says so and
+stops.
 """
 
 import contextlib
@@ -34,11 +39,16 @@ from typing import IO, Any, cast
 from tracerl.errors import TracerlError
 
 _FIRST_UID, _NUM_UIDS = 64_100, 1_000
-_uids = itertools.count(os.getpid() * 37)  # of all pools here, and apart from those of other ranks: processes are counted by user
+_uids = itertools.count(
+    os.getpid() * 37
+)  # of all pools here, and apart from those of other ranks: processes are counted by user
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # between two looks at what a program does while nothing comes from it
 _TREE = 2  # times the CPU seconds of one process are for all processes of a program together
-CPU_LIMIT_STATUS = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself, and as bubblewrap passes it on
+CPU_LIMIT_STATUS = (
+    -signal.SIGXCPU,
+    128 + signal.SIGXCPU,
+)  # of the process itself, and as bubblewrap passes it on
 _GUEST = Path(__file__).with_name("guest.py").read_text(encoding="utf-8")
 
 
@@ -47,7 +57,8 @@ class SandboxError(TracerlError):
 
 
 class GuestEndedError(Exception):
-    """The program's process ended, said more than it may or did not speak the protocol: `reason` is "ended", "timeout" or "output"."""
+    """The program's process ended, said more than it may or did not speak the protocol: `reason` is
+    "ended", "timeout" or "output"."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -56,10 +67,12 @@ class GuestEndedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. Sizes in bytes; cpu_seconds per process (twice that for all of them together), output per test.
+    """Of one program. Sizes in bytes; cpu_seconds per process (twice that for all of them
+    together), output per test.
 
-    wall_seconds: how long a test may go without wanting to compute. A program that is kept from the processor by the machine's load is
-    given up to ten times as long, so that only its own CPU time, not the load, decides.
+    wall_seconds: how long a test may go without wanting to compute. A program that is kept from the
+    processor by the machine's load is given up to ten times as long, so that only its own CPU time,
+    not the load, decides.
     """
 
     cpu_seconds: float
@@ -72,33 +85,51 @@ class Limits:
 
 
 class Sandbox:
-    """One isolated interpreter, used for one program. It starts in the background; `begin` waits until it is up.
+    """One isolated interpreter, used for one program. It starts in the background; `begin` waits
+    until it is up.
 
-    packages: folders of installed packages that it sees besides the standard library: none for a model's program.
+    packages: folders of installed packages that it sees besides the standard library: none for a
+    model's program.
     """
 
-    def __init__(self, backend: str, uid: int | None, limits: Limits, packages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, backend: str, uid: int | None, limits: Limits, packages: tuple[str, ...] = ()
+    ) -> None:
         self.backend, self.limits = backend, limits
         self._folder = tempfile.mkdtemp(prefix="tracerl-") if backend == "unconfined" else None
         self._init: int | None = None
         reading, writing = os.pipe()
         inside = backend == "bubblewrap"
-        folders = [_inner_packages(number) if inside else folder for number, folder in enumerate(packages)]
+        folders = [
+            _inner_packages(number) if inside else folder for number, folder in enumerate(packages)
+        ]
         guest = [_GUEST + f"\nmain({uid if inside else None}, {folders})"]
         if inside:
             outside = [*_bubblewrap(uid, limits.file_size, packages), "--info-fd", str(writing)]
             command = [*outside, "--", _inner_python(), "-I", "-S", "-c", *guest]
         else:
             command = [_outer_python(), "-I", "-S", "-c", *guest]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={},
-                                         cwd=self._folder or "/", start_new_session=True, pass_fds=(writing,))  # fmt: skip
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd=self._folder or "/",
+            start_new_session=True,
+            pass_fds=(writing,),
+        )
         os.close(writing)
         self._info = reading
-        self._to, self._from = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        self._to, self._from = (
+            cast(IO[bytes], self._process.stdin),
+            cast(IO[bytes], self._process.stdout),
+        )
         os.set_blocking(self._to.fileno(), False)
 
     def begin(self, job: dict[str, Any]) -> None:
-        """Waits until the interpreter is up, then starts its job; the clock starts here. Raises SandboxError if it does not come up."""
+        """Waits until the interpreter is up, then starts its job; the clock starts here. Raises
+        SandboxError if it does not come up."""
         try:
             if self.receive(_START_SECONDS) != {"ready": True}:
                 raise GuestEndedError("ended")
@@ -127,7 +158,8 @@ class Sandbox:
                 raise self._how_it_ended() from None
 
     def receive(self, seconds: float) -> Any:
-        """One frame as data. Raises GuestEndedError if none comes in time, or none that is JSON of the allowed size."""
+        """One frame as data. Raises GuestEndedError if none comes in time, or none that is JSON of
+        the allowed size."""
         try:
             return json.loads(self.receive_raw(seconds))
         except (ValueError, RecursionError):
@@ -160,9 +192,15 @@ class Sandbox:
     def close(self) -> None:
         """Kills everything inside and waits until it is gone. Leaves no file."""
         if self.backend == "bubblewrap" and self._init is None:
-            with contextlib.suppress(OSError, ValueError):  # it may have died before it said who it is
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # it may have died before it said who it is
                 ready = select.select([self._info], [], [], 5.0)[0]
-                self._init = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"]) if ready else None
+                self._init = (
+                    os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+                    if ready
+                    else None
+                )
         if self._init is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
@@ -185,8 +223,14 @@ class Sandbox:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         if self._killed_from_outside():
-            return SandboxError("a sandbox was killed from outside", where=self.backend, got=f"signal {-self._process.returncode}")
-        return GuestEndedError("timeout" if self._process.returncode in CPU_LIMIT_STATUS else "ended")
+            return SandboxError(
+                "a sandbox was killed from outside",
+                where=self.backend,
+                got=f"signal {-self._process.returncode}",
+            )
+        return GuestEndedError(
+            "timeout" if self._process.returncode in CPU_LIMIT_STATUS else "ended"
+        )
 
     def _killed_from_outside(self) -> bool:
         """Whether bubblewrap itself was killed, which nothing inside its namespaces can do."""
@@ -208,7 +252,11 @@ class Sandbox:
         while not select.select([self._from], [], [], min(_LOOK_SECONDS, seconds))[0]:
             wants, used = _computing(self._process.pid)
             now = time.monotonic()
-            if used > _TREE * self.limits.cpu_seconds + 1 or now > last or (now > until and not wants):
+            if (
+                used > _TREE * self.limits.cpu_seconds + 1
+                or now > last
+                or (now > until and not wants)
+            ):
                 raise GuestEndedError("timeout")
             until += seconds if now > until else 0.0
         return os.read(self._from.fileno(), min(size, 1 << 16))
@@ -217,22 +265,35 @@ class Sandbox:
 class SandboxPool:
     """Sandboxes that are up before they are needed, each used once.
 
-    One thread starts them all and lives as long as the pool: bubblewrap ends a sandbox with the thread that started it.
+    One thread starts them all and lives as long as the pool: bubblewrap ends a sandbox with the
+    thread that started it.
     """
 
-    def __init__(self, backend: str, limits: Limits, num_warm: int, packages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, backend: str, limits: Limits, num_warm: int, packages: tuple[str, ...] = ()
+    ) -> None:
         check_backend(backend)
-        self.backend, self.limits, self._num_warm, self._packages = backend, limits, num_warm, packages
+        self.backend, self.limits, self._num_warm, self._packages = (
+            backend,
+            limits,
+            num_warm,
+            packages,
+        )
         self._warm: queue.SimpleQueue[Future[Sandbox]] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, "sandboxes")
 
     @contextlib.contextmanager
     def sandbox(self, job: dict[str, Any], cpu_seconds: float | None = None) -> Any:
-        """A sandbox that has begun its job, closed at the end. One that does not start is replaced once before SandboxError is raised."""
+        """A sandbox that has begun its job, closed at the end. One that does not start is replaced
+        once before SandboxError is raised."""
         for attempt in range(2):
             one = self._take()
             try:
-                one.limits = one.limits if cpu_seconds is None else replace(one.limits, cpu_seconds=cpu_seconds)
+                one.limits = (
+                    one.limits
+                    if cpu_seconds is None
+                    else replace(one.limits, cpu_seconds=cpu_seconds)
+                )
                 one.begin(job)
                 break
             except SandboxError:
@@ -262,29 +323,42 @@ class SandboxPool:
 
 
 def _computing(pid: int) -> tuple[bool, float]:
-    """Whether a process or a descendant is running or waits for a processor, and the CPU seconds of all of them, the dead included."""
+    """Whether a process or a descendant is running or waits for a processor, and the CPU seconds of
+    all of them, the dead included."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        children = [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+        children = [
+            child
+            for path in Path(f"/proc/{pid}/task").glob("*/children")
+            for child in path.read_text().split()
+        ]
         below = [_computing(int(child)) for child in children]
     except (OSError, ValueError):
         return False, 0.0
     used = sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")
-    return facts[0] == "R" or any(wants for wants, _ in below), used + sum(seconds for _, seconds in below)
+    return facts[0] == "R" or any(wants for wants, _ in below), used + sum(
+        seconds for _, seconds in below
+    )
 
 
 @functools.cache
 def check_backend(backend: str) -> str:
-    """Name and version of a backend that works here. Raises SandboxError with the reason if it does not."""
+    """Name and version of a backend that works here. Raises SandboxError with the reason if it does
+    not."""
     if backend == "unconfined":
         return "unconfined (no isolation)"
     program = shutil.which("bwrap")
-    do = (
-        "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, or set verification.sandbox to 'unconfined'"
-    )
+    do = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, or set verification.sandbox to 'unconfined'"
     if program is None:
-        raise SandboxError("model code cannot be run: there is no sandbox", got="no program named bwrap", wanted="bubblewrap", do=do)
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+        raise SandboxError(
+            "model code cannot be run: there is no sandbox",
+            got="no program named bwrap",
+            wanted="bubblewrap",
+            do=do,
+        )
+    version = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     limits = Limits(5.0, 30.0, 2**29, 16, 2**20, 64, 2**16)
     uid = _FIRST_UID if os.getuid() == 0 else None
     trial = Sandbox("bubblewrap", uid, limits)
@@ -295,18 +369,33 @@ def check_backend(backend: str) -> str:
         answer = trial.receive(30.0)
     except (SandboxError, GuestEndedError) as error:
         done = subprocess.run(
-            [*_bubblewrap(uid, 2**20, ()), "--", _inner_python(), "-I", "-S", "-c", ""], capture_output=True, text=True, env={}, check=False
+            [*_bubblewrap(uid, 2**20, ()), "--", _inner_python(), "-I", "-S", "-c", ""],
+            capture_output=True,
+            text=True,
+            env={},
+            check=False,
         )
-        raise SandboxError("model code cannot be run: bubblewrap does not work here", got=done.stderr.strip() or error, do=do) from error
+        raise SandboxError(
+            "model code cannot be run: bubblewrap does not work here",
+            got=done.stderr.strip() or error,
+            do=do,
+        ) from error
     finally:
         trial.close()
     if answer != {"value": 1}:
-        raise SandboxError("model code cannot be run: the sandbox gives wrong results", got=answer, wanted={"value": 1}, do=do)
+        raise SandboxError(
+            "model code cannot be run: the sandbox gives wrong results",
+            got=answer,
+            wanted={"value": 1},
+            do=do,
+        )
     return version
 
 
 def _outer_python() -> str:
-    return str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+    return str(
+        Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    )
 
 
 def _inner_python() -> str:
@@ -319,21 +408,48 @@ def _inner_packages(number: int) -> str:
 
 @functools.cache
 def _bubblewrap(uid: int | None, file_size: int, packages: tuple[str, ...]) -> list[str]:
-    """The command line up to the program: what is visible inside, and what is not shared with the outside."""
+    """The command line up to the program: what is visible inside, and what is not shared with the
+    outside."""
     prefix = Path(sys.base_prefix)
-    command = [shutil.which("bwrap") or "bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-               "--die-with-parent", "--new-session", "--clearenv", "--hostname", "sandbox"]  # fmt: skip
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--hostname",
+        "sandbox",
+    ]
     command += [] if uid is not None else ["--unshare-user"]
-    command += ["--dir", "/usr"]  # parents that are made on the way would be closed to the sandbox's own user
+    command += [
+        "--dir",
+        "/usr",
+    ]  # parents that are made on the way would be closed to the sandbox's own user
     for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
         path = Path(name)
         if path.is_symlink():
             command += ["--symlink", os.readlink(path), name]
         elif path.is_dir():
             command += ["--ro-bind", name, name]
-    command += ["--dir", "/python", "--ro-bind", str(prefix / "bin"), "/python/bin", "--ro-bind", str(prefix / "lib"), "/python/lib"]
+    command += [
+        "--dir",
+        "/python",
+        "--ro-bind",
+        str(prefix / "bin"),
+        "/python/bin",
+        "--ro-bind",
+        str(prefix / "lib"),
+        "/python/lib",
+    ]
     # Installed packages are hidden: benchmark data with solutions may be among them.
-    for folder in {sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)}) for scheme in ("purelib", "platlib")}:
+    for folder in {
+        sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)})
+        for scheme in ("purelib", "platlib")
+    }:
         installed = Path(folder)
         if installed.is_dir() and installed.is_relative_to(prefix):
             command += ["--tmpfs", str(Path("/python") / installed.relative_to(prefix))]

@@ -1,6 +1,8 @@
-"""Scorers of reasoning-gym on what a model wrote: in the sandbox, one process per answer: they were not written for hostile text.
+"""Scorers of reasoning-gym on what a model wrote: in the sandbox, one process per answer: they were
+not written for hostile text.
 
-Which tasks have a scorer that may be used at all is decided where the items are made (`tracerl/gym.py`).
+Which tasks have a scorer that may be used at all is decided where the items are made
+(`tracerl/gym.py`).
 """
 
 import importlib.util
@@ -13,8 +15,9 @@ from tracerl.rewards.sandbox import GuestEndedError, SandboxError, SandboxPool
 _IMPORT_SECONDS = 5.0  # of CPU time, on top of the limit for the scoring itself
 _SEEN = ("reasoning_gym", "numpy", "sympy", "yaml", "matplotlib")
 
-# Importing the package imports a hundred generators with everything they need; with empty parents only the task's own module is imported.
-# numpy would start a thread with a stack of 64 MB for every core.
+# Importing the package imports a hundred generators with everything they need; with empty parents
+# only the task's own module is imported. numpy would start a thread with a stack of 64 MB for every
+# core.
 _PROGRAM = """
 import os
 os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -44,20 +47,25 @@ def score(module, task, options, entry, answer):
 
 
 def visible_packages() -> tuple[str, ...]:
-    """The folders in which reasoning-gym and what it imports are installed. Raises ParamsError if it is not."""
+    """The folders in which reasoning-gym and what it imports are installed. Raises ParamsError if
+    it is not."""
     places = []
     for name in _SEEN:
         found = importlib.util.find_spec(name)
         if found is not None and found.submodule_search_locations:
             places.append(str(Path(found.submodule_search_locations[0]).parent))
         elif name == _SEEN[0]:
-            raise ParamsError("answers to this task of reasoning-gym cannot be scored", got=f"no package {name}",
-                              do="pip install 'tracerl[gym]'")  # fmt: skip
+            raise ParamsError(
+                "answers to this task of reasoning-gym cannot be scored",
+                got=f"no package {name}",
+                do="pip install 'tracerl[gym]'",
+            )
     return tuple(dict.fromkeys(places))
 
 
 def pays(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
-    """Whether the scorer of an item pays the answer in full; None if it died or took too long over it.
+    """Whether the scorer of an item pays the answer in full; None if it died or took too long over
+    it.
 
     Raises SandboxError if a sandbox breaks twice.
     """
@@ -70,7 +78,9 @@ def pays(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
 def _asked(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
     wall = pool.limits.wall_seconds
     try:
-        with pool.sandbox({"role": "solution", "program": _PROGRAM}, pool.limits.cpu_seconds + _IMPORT_SECONDS) as scorer:
+        with pool.sandbox(
+            {"role": "solution", "program": _PROGRAM}, pool.limits.cpu_seconds + _IMPORT_SECONDS
+        ) as scorer:
             scorer.receive(wall)
             options = [[name, value] for name, value in spec["options"].items()]
             arguments = [spec["module"], spec["task"], {"dict": options}, spec["entry"], answer]
@@ -78,4 +88,8 @@ def _asked(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
             reply = scorer.receive(wall)
     except GuestEndedError:
         return None
-    return {"True": True, "False": False}.get(str(reply.get("value"))) if isinstance(reply, dict) else None
+    return (
+        {"True": True, "False": False}.get(str(reply.get("value")))
+        if isinstance(reply, dict)
+        else None
+    )

@@ -1,12 +1,13 @@
 """The programmatic judge: is a written step of generated arithmetic true.
 
-A step is true if it is one that the problem, with the steps written before it, calls for, and its value is right. What it builds on is what
-was written, not what should have been: the steps that follow from an untrue one are true again, so that an error is charged once, where it
-was made. A true statement that the problem does not call for (`1+1=2`) is no step of it.
+A step is true if it is one that the problem, with the steps written before it, calls for, and its
+value is right. What it builds on is what was written, not what should have been: the steps that
+follow from an untrue one are true again, so that an error is charged once, where it was made. A
+true statement that the problem does not call for (`1+1=2`) is no step of it.
 
-sums: `11` (or `4+7=11`) is what was reached so far plus the next term. arithmetic: `4*2=8` solves an operation of what is left whose
-operands are numbers. countdown: `3*5=15` joins two of the numbers that are left. `#16` must be the value of what is left (countdown: its
-answer).
+sums: `11` (or `4+7=11`) is what was reached so far plus the next term. arithmetic: `4*2=8` solves
+an operation of what is left whose operands are numbers. countdown: `3*5=15` joins two of the
+numbers that are left. `#16` must be the value of what is left (countdown: its answer).
 """
 
 import re
@@ -40,10 +41,11 @@ Checker = Callable[[str], bool]
 
 
 def step_scores(task: Task, chunks: Sequence[str]) -> list[float | None]:
-    """A score per chunk of a response: 1 if it states something and all of it is true, else -1, 0 if it is blank; None for other kinds.
+    """A score per chunk of a response: 1 if it states something and all of it is true, else -1, 0
+    if it is blank; None for other kinds.
 
-    Statements end with `;` or a line break, and `#` begins one. A `;` alone is no step: were it neutral, writing it would pay against a
-    step that may be wrong.
+    Statements end with `;` or a line break, and `#` begins one. A `;` alone is no step: were it
+    neutral, writing it would pay against a step that may be wrong.
     """
     start = _CHECKERS.get(task.kind)
     check = start(task) if start is not None else None
@@ -52,7 +54,9 @@ def step_scores(task: Task, chunks: Sequence[str]) -> list[float | None]:
     scores: list[float | None] = []
     for chunk in chunks:
         statements = [text.strip() for text in re.split(r"[;\n]|(?=#)", chunk) if text.strip()]
-        true = [check(statement) for statement in statements]  # every one of them: each changes what is left
+        true = [
+            check(statement) for statement in statements
+        ]  # every one of them: each changes what is left
         scores.append(0.0 if not chunk.strip() else 1.0 if true and all(true) else -1.0)
     return scores
 
@@ -138,7 +142,8 @@ def _apply(left: int, operator: str, right: int) -> Fraction | None:
 
 
 def _read(text: str) -> Tree | None:
-    """The tree of a problem's expression, None if it is not one. Operators bind as usual, and from the left."""
+    """The tree of a problem's expression, None if it is not one. Operators bind as usual, and from
+    the left."""
     tokens = _TOKEN.findall(text)
     tree, place = _chain(tokens, 0, "+-") if "".join(tokens) == text else (None, 0)
     return tree if place == len(tokens) else None
@@ -168,14 +173,18 @@ def _atom(tokens: Sequence[str], place: int) -> tuple[Tree | None, int]:
 
 
 def _solved(tree: Tree, asked: tuple[int, str, int], value: int) -> tuple[Tree, bool]:
-    """The tree with its first operation that is the one asked for replaced by a value, and whether there is one.
+    """The tree with its first operation that is the one asked for replaced by a value, and whether
+    there is one.
 
     The operands of + and * may be turned round.
     """
     if isinstance(tree, int):
         return tree, False
     if isinstance(tree.left, int) and isinstance(tree.right, int):
-        ours = {tuple(tree), (tree.right, tree.operator, tree.left) if tree.operator in "+*" else tuple(tree)}
+        ours = {
+            tuple(tree),
+            (tree.right, tree.operator, tree.left) if tree.operator in "+*" else tuple(tree),
+        }
         return (value, True) if asked in ours else (tree, False)
     left, found = _solved(tree.left, asked, value)
     if found:
@@ -191,4 +200,8 @@ def _value(tree: Tree) -> int:
     return {"+": left + right, "-": left - right, "*": left * right}[tree.operator]
 
 
-_CHECKERS: dict[str, Callable[[Task], Checker | None]] = {"sums": _sums, "arithmetic": _arithmetic, "countdown": _countdown}
+_CHECKERS: dict[str, Callable[[Task], Checker | None]] = {
+    "sums": _sums,
+    "arithmetic": _arithmetic,
+    "countdown": _countdown,
+}

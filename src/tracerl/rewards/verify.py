@@ -1,13 +1,15 @@
 """The one verifier per task kind: trace filter, RL reward and benchmark all call `verify`.
 
-Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the answer as a plain whole number, nothing
-after it. The steps themselves are not judged: what is paid is the answer. User files (`text`): what follows the last `#`, or else the
-last non-empty line, must equal the answer after stripping spaces. `math`: see `math.py`. `code`: see `code.py`. `countdown` and `sudoku`:
-the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text, or as its scorer says in the sandbox (`gym.py` says when).
-`open`: the score of a judge (`questions.py`) from -1 to 1, paid as 0 to 1; more than 0 is correct.
+Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the
+answer as a plain whole number, nothing after it. The steps themselves are not judged: what is paid
+is the answer. User files (`text`): what follows the last `#`, or else the last non-empty line, must
+equal the answer after stripping spaces. `math`: see `math.py`. `code`: see `code.py`. `countdown`
+and `sudoku`: the rules of `puzzles.py`. `gym`: a reasoning-gym answer as exact text, or as its
+scorer says in the sandbox (`gym.py` says when). `open`: the score of a judge (`questions.py`) from
+-1 to 1, paid as 0 to 1; more than 0 is correct.
 
-`math`, `code` and `gym` need processes, and `open` a judge: `configure` says how many, under which limits and which, once per process,
-like torch's thread count.
+`math`, `code` and `gym` need processes, and `open` a judge: `configure` says how many, under which
+limits and which, once per process, like torch's thread count.
 """
 
 import atexit
@@ -41,7 +43,8 @@ _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: "correct", "wrong" or "undecided" (never paid). parts: named reward parts; their sum is the reward.
+    """verdict: "correct", "wrong" or "undecided" (never paid). parts: named reward parts; their sum
+    is the reward.
     detail: why, where there is more to say; for code the sandbox and the verdict on each test."""
 
     verdict: str
@@ -54,15 +57,19 @@ class Verdict:
 
 
 def verify(task: Task, response: str, stop_reason: str, truncated_is_wrong: bool) -> Verdict:
-    """Judges a response's text. A response cut at the length limit is wrong if the option says so, whatever it holds."""
+    """Judges a response's text. A response cut at the length limit is wrong if the option says so,
+    whatever it holds."""
     return verify_all([(task, response, stop_reason)], truncated_is_wrong)[0]
 
 
 def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool) -> list[Verdict]:
-    """Verdicts on (task, response, stop reason), in their order; several at once where they need processes or a judge."""
+    """Verdicts on (task, response, stop reason), in their order; several at once where they need
+    processes or a judge."""
 
     cut = [truncated_is_wrong and stop_reason == "length" for _, _, stop_reason in judged]
-    open_ones = [place for place, (task, _, _) in enumerate(judged) if task.kind == "open" and not cut[place]]
+    open_ones = [
+        place for place, (task, _, _) in enumerate(judged) if task.kind == "open" and not cut[place]
+    ]
     opened = dict(zip(open_ones, _open([judged[place][:2] for place in open_ones]), strict=True))
 
     def one(place: int) -> Verdict:
@@ -78,12 +85,18 @@ def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
 
 
 def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:
-    """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason where it is undecided."""
-    return list(_configured().judge([Question(task, (text,)) for task, text in responses])) if responses else []
+    """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason
+    where it is undecided."""
+    return (
+        list(_configured().judge([Question(task, (text,)) for task, text in responses]))
+        if responses
+        else []
+    )
 
 
 def configure(settings: Verification, judge: Callable[[], Judge] | None = None) -> None:
-    """Says how many processes judge, and under which limits. They start when first needed and end with this process, or with `release`.
+    """Says how many processes judge, and under which limits. They start when first needed and end
+    with this process, or with `release`.
 
     judge: makes the judge of `settings.judge`, when it is first needed.
     """
@@ -95,7 +108,8 @@ def configure(settings: Verification, judge: Callable[[], Judge] | None = None) 
 
 
 def release() -> None:
-    """Ends the judging processes; `configure` must be called before mathematics or code is judged again."""
+    """Ends the judging processes; `configure` must be called before mathematics or code is judged
+    again."""
     global _judges
     if _judges is not None:
         _judges.close()
@@ -106,16 +120,24 @@ atexit.register(release)
 
 
 def provenance(kinds: set[str], judges: Sequence[str] = ()) -> dict[str, str | int]:
-    """What verdicts on these kinds depend on besides task and response: the verifier's version, the packages that decide, the sandbox where
-    programs run, the judge where open tasks are, and those of `judges` by name."""
+    """What verdicts on these kinds depend on besides task and response: the verifier's version, the
+    packages that decide, the sandbox where programs run, the judge where open tasks are, and those
+    of `judges` by name."""
     facts: dict[str, str | int] = {"verifier": VERSION}
-    for name in [*(("sympy", "latex2sympy2_extended") if "math" in kinds else ()), *(("reasoning_gym",) if "gym" in kinds else ())]:
-        with contextlib.suppress(PackageNotFoundError):  # exact text of reasoning-gym's tasks is judged without it
+    for name in [
+        *(("sympy", "latex2sympy2_extended") if "math" in kinds else ()),
+        *(("reasoning_gym",) if "gym" in kinds else ()),
+    ]:
+        with contextlib.suppress(
+            PackageNotFoundError
+        ):  # exact text of reasoning-gym's tasks is judged without it
             facts[name] = version(name)
     if judges or "open" in kinds:
         settings = _configured().settings
         for name in dict.fromkeys([*judges, *([str(settings.judge)] if "open" in kinds else [])]):
-            facts[f"judge {name}"] = (settings.judges or {})[name].model_dump_json(exclude_none=True)
+            facts[f"judge {name}"] = (settings.judges or {})[name].model_dump_json(
+                exclude_none=True
+            )
     if kinds & {"code", "gym"}:
         try:
             facts["sandbox"] = check_backend(_configured().settings.sandbox)
@@ -140,8 +162,15 @@ class _Judges:
     def pool(self, packages: tuple[str, ...] = ()) -> SandboxPool:
         """The sandboxes that see these packages."""
         one = self.settings
-        limits = Limits(one.code_cpu_seconds, one.code_idle_seconds, one.memory_mib << 20, one.processes, one.file_kib << 10,
-                        one.open_files, one.output_kib << 10)  # fmt: skip
+        limits = Limits(
+            one.code_cpu_seconds,
+            one.code_idle_seconds,
+            one.memory_mib << 20,
+            one.processes,
+            one.file_kib << 10,
+            one.open_files,
+            one.output_kib << 10,
+        )
         with self._lock:
             if packages not in self._pools:
                 self._pools[packages] = SandboxPool(one.sandbox, limits, one.num_workers, packages)
@@ -151,7 +180,10 @@ class _Judges:
     def judge(self) -> Judge:
         if self._judge is None:
             if self.make_judge is None:
-                raise ParamsError("there is no judge", wanted="the name of one of verification.judges in verification.judge")
+                raise ParamsError(
+                    "there is no judge",
+                    wanted="the name of one of verification.judges in verification.judge",
+                )
             self._judge = self.make_judge()
         return self._judge
 
@@ -167,7 +199,8 @@ _judges: _Judges | None = None
 def _configured() -> _Judges:
     if _judges is None:
         raise ParamsError(
-            "math, code and open tasks cannot be judged yet", wanted="a call of tracerl.rewards.verify.configure(params.verification)"
+            "math, code and open tasks cannot be judged yet",
+            wanted="a call of tracerl.rewards.verify.configure(params.verification)",
         )
     return _judges
 
@@ -192,13 +225,18 @@ def _math(task: Task, response: str) -> Verdict:
     if given is None:
         return _decided(False)
     same = _configured().math.equivalent(task.answer, given)
-    return Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _decided(same == "equal")
+    return (
+        Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _decided(same == "equal")
+    )
 
 
 def _code(task: Task, response: str) -> Verdict:
-    """The share of tests passed is a part of its own name only where the task asks for it; "correct" always means all of them."""
+    """The share of tests passed is a part of its own name only where the task asks for it;
+    "correct" always means all of them."""
     tests, judges = code_tests(task.spec), _configured()
-    program = extract_program(response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else ""))
+    program = extract_program(
+        response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else "")
+    )
     pool = judges.pool()
     try:
         verdicts = run_tests(pool, program, tests)
@@ -207,7 +245,9 @@ def _code(task: Task, response: str) -> Verdict:
     passed = sum(verdict == "passed" for verdict in verdicts)
     every = passed == len(verdicts)
     paid = passed / len(verdicts) if tests.reward == "fraction" else float(every)
-    return Verdict("correct" if every else "wrong", {"correct": paid}, f"{pool.backend}: {' '.join(verdicts)}")
+    return Verdict(
+        "correct" if every else "wrong", {"correct": paid}, f"{pool.backend}: {' '.join(verdicts)}"
+    )
 
 
 def _countdown(task: Task, response: str) -> Verdict:
@@ -231,7 +271,11 @@ def _gym(task: Task, response: str) -> Verdict:
         paid = pays(pool, spec, given)
     except SandboxError as error:
         return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
-    return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: the scorer did not end") if paid is None else _decided(paid)
+    return (
+        Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: the scorer did not end")
+        if paid is None
+        else _decided(paid)
+    )
 
 
 def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:
@@ -241,7 +285,11 @@ def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:
         if answer.score is None:
             verdicts.append(Verdict("undecided", {"correct": 0.0}, f"judge: {answer.reason}"))
         else:
-            verdicts.append(Verdict("correct" if answer.score > 0 else "wrong", {"correct": (answer.score + 1) / 2}))
+            verdicts.append(
+                Verdict(
+                    "correct" if answer.score > 0 else "wrong", {"correct": (answer.score + 1) / 2}
+                )
+            )
     return verdicts
 
 

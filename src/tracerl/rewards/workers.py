@@ -1,7 +1,9 @@
-"""Processes that judge for us and may die: a client of `math_worker`, as many at once as there are workers.
+"""Processes that judge for us and may die: a client of `math_worker`, as many at once as there are
+workers.
 
-Law: the verdict on a pair depends on the pair and the CPU-time limit alone, not on load, order or number of workers. A worker that dies is
-replaced and its pair decided again; a pair that kills two workers is "undecided", never "different".
+Law: the verdict on a pair depends on the pair and the CPU-time limit alone, not on load, order or
+number of workers. A worker that dies is replaced and its pair decided again; a pair that kills two
+workers is "undecided", never "different".
 """
 
 import contextlib
@@ -60,8 +62,15 @@ class MathWorkers:
 def _start() -> subprocess.Popen[str]:
     # The fixed hash seed fixes the order of sympy's sets, hence every verdict near a limit.
     environment = {"PYTHONHASHSEED": "0", "PYTHONPATH": ":".join(path for path in sys.path if path)}
-    return subprocess.Popen([sys.executable, "-c", _COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                            text=True, env=environment, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", _COMMAND],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def _ask(worker: subprocess.Popen[str], gold: str, given: str, cpu_seconds: float) -> Equivalence:

@@ -1,7 +1,9 @@
-"""Left-to-right sampling of autoregressive baselines, with the same draw, noise and records as the one sampler.
+"""Left-to-right sampling of autoregressive baselines, with the same draw, noise and records as the
+one sampler.
 
-A response is a trajectory of one token per step in blocks of one, so that verification, storage and figures are the same. Rows are batched
-with left padding that nobody sees; a row's noise depends on its own request only.
+A response is a trajectory of one token per step in blocks of one, so that verification, storage and
+figures are the same. Rows are batched with left padding that nobody sees; a row's noise depends on
+its own request only.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +32,19 @@ def sample_autoregressive(
     settings: Sampler,
     on_done: Callable[[int], None] | None = None,
 ) -> list[Trajectory]:
-    """One trajectory per request, in their order. Of the settings only temperature, filters, limits and max_rows mean something here.
+    """One trajectory per request, in their order. Of the settings only temperature, filters, limits
+    and max_rows mean something here.
 
     Raises DataError for an empty prompt, an id outside the vocabulary, or guidance.
     """
     check_prompts(requests, model.config.get_text_config().vocab_size)
     if settings.guidance:
-        raise DataError("an autoregressive model is sampled without guidance", where="sampler.guidance", got=settings.guidance, wanted=0.0)
+        raise DataError(
+            "an autoregressive model is sampled without guidance",
+            where="sampler.guidance",
+            got=settings.guidance,
+            wanted=0.0,
+        )
     results: list[Trajectory] = []
     for start in range(0, len(requests), settings.max_rows):
         batch = requests[start : start + settings.max_rows]
@@ -46,30 +54,63 @@ def sample_autoregressive(
     return results
 
 
-def _sample_batch(model: "PreTrainedModel", end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler) -> list[Trajectory]:
+def _sample_batch(
+    model: "PreTrainedModel", end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler
+) -> list[Trajectory]:
     from transformers import DynamicCache
 
     device, rows, limit = model.device, len(requests), settings.max_new_tokens
     lengths = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
     ids, seen, positions = left_padded([request.prompt_ids for request in requests], device)
-    keys, ends = torch.tensor([request.key for request in requests], device=device), torch.tensor(list(end_ids), device=device)
+    keys, ends = (
+        torch.tensor([request.key for request in requests], device=device),
+        torch.tensor(list(end_ids), device=device),
+    )
     tokens = torch.zeros(rows, limit, dtype=torch.int64, device=device)
     logprobs, filtered = (torch.zeros(rows, limit, device=device) for _ in range(2))
-    ended, cache = torch.zeros(rows, dtype=torch.bool, device=device), DynamicCache(config=model.config)
+    ended, cache = (
+        torch.zeros(rows, dtype=torch.bool, device=device),
+        DynamicCache(config=model.config),
+    )
     for step in range(limit):
-        out = model(input_ids=ids, attention_mask=seen.long(), position_ids=positions, cache=cache, use_cache=True, logits_to_keep=1)
-        drawn = draw(out.logits[:, -1], uniforms(keys, ((step + 1) << 32) + lengths + step), settings)
-        tokens[:, step], logprobs[:, step], filtered[:, step] = drawn.tokens, drawn.logprobs.float(), drawn.filtered_logprobs.float()
+        out = model(
+            input_ids=ids,
+            attention_mask=seen.long(),
+            position_ids=positions,
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        drawn = draw(
+            out.logits[:, -1], uniforms(keys, ((step + 1) << 32) + lengths + step), settings
+        )
+        tokens[:, step], logprobs[:, step], filtered[:, step] = (
+            drawn.tokens,
+            drawn.logprobs.float(),
+            drawn.filtered_logprobs.float(),
+        )
         ended |= torch.isin(drawn.tokens, ends)
         if bool(ended.all()):
             break
         ids, positions = drawn.tokens.unsqueeze(1), positions[:, -1:] + 1
         seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
     found = torch.isin(tokens, ends)
-    return [_trajectory(requests[row], *(part[row].cpu().numpy() for part in (tokens, logprobs, filtered, found))) for row in range(rows)]
+    return [
+        _trajectory(
+            requests[row],
+            *(part[row].cpu().numpy() for part in (tokens, logprobs, filtered, found)),
+        )
+        for row in range(rows)
+    ]
 
 
-def _trajectory(request: Request, tokens: np.ndarray, logprobs: np.ndarray, filtered: np.ndarray, ends: np.ndarray) -> Trajectory:
+def _trajectory(
+    request: Request,
+    tokens: np.ndarray,
+    logprobs: np.ndarray,
+    filtered: np.ndarray,
+    ends: np.ndarray,
+) -> Trajectory:
     stop = int(ends.argmax()) + 1 if ends.any() else len(tokens)
     return Trajectory(
         prompt_ids=np.array(request.prompt_ids, dtype=np.int32),

@@ -1,22 +1,29 @@
 """The one denoising loop: for traces, RL rollouts, evaluation and chat.
 
-Requests run in slots. Each step handles the live block of every slot, wherever in its response it stands; a finished row leaves at once and
-the next request takes its place. The host keeps the rows (slots.py), the device the weights and the key/value caches (passes.py); they
-meet once a step, when the host reads what was committed. What a step passes through the model depends on the cache:
+Requests run in slots. Each step handles the live block of every slot, wherever in its response it
+stands; a finished row leaves at once and the next request takes its place. The host keeps the rows
+(slots.py), the device the weights and the key/value caches (passes.py); they meet once a step, when
+the host reads what was committed. What a step passes through the model depends on the cache:
 
 * none: the whole canvas.
-* exact (block-causal families): the live blocks; a finished block is passed once more, clean, to commit it. A prompt that several
+* exact (block-causal families): the live blocks; a finished block is passed once more, clean, to
+commit it. A prompt that several
   requests share is passed once.
-* prefix, dual, window (full attention, approximate): the whole canvas at the start of a block, which also refreshes every key; then the
-  live block with what follows it (prefix), alone (dual), or with the next `horizon` positions, beyond which nothing is seen (window).
+* prefix, dual, window (full attention, approximate): the whole canvas at the start of a block,
+which also refreshes every key; then the
+  live block with what follows it (prefix), alone (dual), or with the next `horizon` positions,
+  beyond which nothing is seen (window).
 
-Contract: a row's tokens depend on its own request only, not on batch size, order, padding or the memory there is (identical in float64; in
-float32 the noise is identical and a decision can differ where its margin is at rounding level). Committed tokens are never overwritten. A
-block with an end token is denoised to completion, then the row stops. A row is admitted only with room for its longest response, so that
-an admitted row always finishes; a request for which there will never be room is refused before anything is sampled.
+Contract: a row's tokens depend on its own request only, not on batch size, order, padding or the
+memory there is (identical in float64; in float32 the noise is identical and a decision can differ
+where its margin is at rounding level). Committed tokens are never overwritten. A block with an end
+token is denoised to completion, then the row stops. A row is admitted only with room for its
+longest response, so that an admitted row always finishes; a request for which there will never be
+room is refused before anything is sampled.
 
-Departures from the papers: blocks of block-causal families lie on the absolute grid, also while sampling; the position that predicts the
-first token of a block of a shifted family is passed with the block (published cached samplers commit that token from the refresh pass).
+Departures from the papers: blocks of block-causal families lie on the absolute grid, also while
+sampling; the position that predicts the first token of a block of a shifted family is passed with
+the block (published cached samplers commit that token from the refresh pass).
 """
 
 from collections import deque
@@ -38,14 +45,18 @@ from tracerl.sampling.unmasking import choose, order_logprobs, perturbed
 from tracerl.seeds import uniforms
 from tracerl.types import Trajectory
 
-# Set in the counter of a position's order noise, so that no uniform number decides both a token and an order.
+# Set in the counter of a position's order noise, so that no uniform number decides both a token and
+# an order.
 _ORDER = 1 << 31
-_POSITIONS_STEP = 64  # of static shapes: the predicted positions of a step are padded to a multiple of this
+_POSITIONS_STEP = (
+    64  # of static shapes: the predicted positions of a step are padded to a multiple of this
+)
 
 
 @dataclass(frozen=True)
 class Committed:
-    """Tokens that a step has just committed. request: index of the request. tokens: (index in the response, id), in order of position."""
+    """Tokens that a step has just committed. request: index of the request. tokens: (index in the
+    response, id), in order of position."""
 
     request: int
     tokens: list[tuple[int, int]]
@@ -63,8 +74,8 @@ def sample(
     """One trajectory per request, in the order of the requests.
 
     `on_done` is told how many rows have just finished, `on_commit` what a step has committed.
-    Raises DataError for an empty prompt, an id outside the vocabulary, a cache or an order module that the model cannot have, or a cache
-    that is too small for the longest request.
+    Raises DataError for an empty prompt, an id outside the vocabulary, a cache or an order module
+    that the model cannot have, or a cache that is too small for the longest request.
     """
     _check(model, requests, settings)
     engine = _Engine(model, end_ids, requests, settings)
@@ -82,32 +93,51 @@ def sample(
 
 
 def cache_mode(attention: Attention, settings: Sampler) -> str:
-    """The cache that models are sampled with: the exact one is none for full attention, whose keys depend on every later token."""
+    """The cache that models are sampled with: the exact one is none for full attention, whose keys
+    depend on every later token."""
     return "none" if settings.cache == "exact" and attention == "full" else settings.cache
 
 
 def static_shapes(device: torch.device) -> bool:
-    """Whether passes should have few shapes (compiled graphs, kernels that are launched) rather than small ones."""
+    """Whether passes should have few shapes (compiled graphs, kernels that are launched) rather
+    than small ones."""
     return device.type == "cuda"
 
 
 def _check(model: Transformer, requests: Sequence[Request], settings: Sampler) -> None:
     if settings.approximate and model.family.attention != "full":
-        raise DataError("the cache does not fit the model", where=f"sampler.cache, family {model.family.name}", got=settings.cache,
-                        wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one")  # fmt: skip
-    if settings.remasking == "plackett_luce" and settings.order_score == "module" and model.order is None:
-        raise DataError("the checkpoint has no order module", where="sampler.order_score", got="module",
-                        wanted="max_logit, max_logprob, or the checkpoint of a mask_aware round with this order_score")  # fmt: skip
+        raise DataError(
+            "the cache does not fit the model",
+            where=f"sampler.cache, family {model.family.name}",
+            got=settings.cache,
+            wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one",
+        )
+    if (
+        settings.remasking == "plackett_luce"
+        and settings.order_score == "module"
+        and model.order is None
+    ):
+        raise DataError(
+            "the checkpoint has no order module",
+            where="sampler.order_score",
+            got="module",
+            wanted="max_logit, max_logprob, or the checkpoint of a mask_aware round with this order_score",
+        )
     check_prompts(requests, model.architecture.vocab_size)
 
 
 def check_prompts(requests: Sequence[Request], vocab_size: int) -> None:
-    """Raises DataError naming the first request whose prompt is empty or holds an id outside the vocabulary."""
+    """Raises DataError naming the first request whose prompt is empty or holds an id outside the
+    vocabulary."""
     for i, request in enumerate(requests):
         ids = request.prompt_ids
         if len(ids) == 0 or min(ids) < 0 or max(ids) >= vocab_size:
-            raise DataError("a prompt cannot be sampled from", where=f"request {i}", got=f"{len(ids)} tokens: {list(ids)[:12]}",
-                            wanted=f"at least one id, all in 0 to {vocab_size - 1}")  # fmt: skip
+            raise DataError(
+                "a prompt cannot be sampled from",
+                where=f"request {i}",
+                got=f"{len(ids)} tokens: {list(ids)[:12]}",
+                wanted=f"at least one id, all in 0 to {vocab_size - 1}",
+            )
 
 
 def _by_prompt(requests: Sequence[Request]) -> list[int]:
@@ -118,7 +148,8 @@ def _by_prompt(requests: Sequence[Request]) -> list[int]:
 
 
 def rows_that_fit(slots: Slots, settings: Sampler) -> int:
-    """How many rows of the longest request's length the cache has room for, at most those that are wanted.
+    """How many rows of the longest request's length the cache has room for, at most those that are
+    wanted.
 
     Raises DataError if it has room for none: such a request could wait for ever.
     """
@@ -127,29 +158,41 @@ def rows_that_fit(slots: Slots, settings: Sampler) -> int:
     fitting = settings.cache_tokens // slots.width
     if not fitting:
         longest = int(np.argmax(slots.limit))
-        raise DataError("the cache has no room for a request", where=f"sampler.cache_tokens, request {longest}",
-                        got=f"{settings.cache_tokens} positions",
-                        wanted=f"at least {slots.width}: a prompt of {len(slots.requests[longest].prompt_ids)} tokens and "
-                               f"{settings.max_new_tokens} new ones, in whole blocks",
-                        do="raise cache_tokens, or lower max_prompt_tokens or max_new_tokens")  # fmt: skip
+        raise DataError(
+            "the cache has no room for a request",
+            where=f"sampler.cache_tokens, request {longest}",
+            got=f"{settings.cache_tokens} positions",
+            wanted=f"at least {slots.width}: a prompt of {len(slots.requests[longest].prompt_ids)} tokens and "
+            f"{settings.max_new_tokens} new ones, in whole blocks",
+            do="raise cache_tokens, or lower max_prompt_tokens or max_new_tokens",
+        )
     return min(slots.size, fitting)
 
 
 class _Engine:
     """The slots, the passes over them, and what a step decides."""
 
-    def __init__(self, model: Transformer, end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        end_ids: Sequence[int],
+        requests: Sequence[Request],
+        settings: Sampler,
+    ) -> None:
         self.model, self.settings = model, settings
         self.static = static_shapes(model.device)
         self.ordering = settings.remasking == "plackett_luce" and settings.order_score == "module"
         self.num_worlds = 2 if settings.guidance else 1
         mode = cache_mode(model.family.attention, settings)
-        self.slots = Slots(requests, end_ids, settings, model.family.attention, model.architecture.mask_id, mode)
+        self.slots = Slots(
+            requests, end_ids, settings, model.family.attention, model.architecture.mask_id, mode
+        )
         self.slots.allocate(rows_that_fit(self.slots, settings))
         self.passes = Passes(model, self.slots, self.num_worlds, self.static)
 
     def step(self, on_commit: Callable[[Committed], None] | None = None) -> dict[int, Trajectory]:
-        """One forward pass over all live rows; returns the trajectories that it finished, by request index."""
+        """One forward pass over all live rows; returns the trajectories that it finished, by
+        request index."""
         slots, live = self.slots, self.slots.live()
         hidden = [self.passes.hidden(live, world) for world in range(self.num_worlds)]
         decided = self._decided(hidden, live) if len(live.rows) else None
@@ -163,19 +206,31 @@ class _Engine:
         return results
 
     def _decided(self, hidden: list[torch.Tensor], live: Live) -> Decided:
-        """Draws a token at each masked live position, chooses which to commit, and reads the answer: the one wait of a step."""
+        """Draws a token at each masked live position, chooses which to commit, and reads the
+        answer: the one wait of a step."""
         shape = live.positions.shape
         rows, columns = live.rows, live.columns
         if self.static:  # the last entry over and over; it is written to its place once more
             more = -len(rows) % _POSITIONS_STEP
-            rows, columns = np.pad(rows, (0, more), mode="edge"), np.pad(columns, (0, more), mode="edge")
+            rows, columns = (
+                np.pad(rows, (0, more), mode="edge"),
+                np.pad(columns, (0, more), mode="edge"),
+            )
         counters = (self.slots.num_steps[rows] << 32) + live.positions[rows, columns]
         row, column, counter, key = self._sent(rows, columns, counters, self.slots.key[rows])
         logits = self.model.logits(hidden[0][row, column])
         if self.settings.guidance:
-            logits = guided(logits, self.model.logits(hidden[1][row, column]), self.settings.guidance)
-        order = self.model.order(hidden[0][row, column]) if self.ordering and self.model.order is not None else None
-        drawn = draw(logits, uniforms(key, counter), self.settings, order).scattered((row, column), torch.Size(shape))
+            logits = guided(
+                logits, self.model.logits(hidden[1][row, column]), self.settings.guidance
+            )
+        order = (
+            self.model.order(hidden[0][row, column])
+            if self.ordering and self.model.order is not None
+            else None
+        )
+        drawn = draw(logits, uniforms(key, counter), self.settings, order).scattered(
+            (row, column), torch.Size(shape)
+        )
         masked, step = self._sent(live.masked, self.slots.step_in_block[: self.slots.count])
         values = self._values(drawn, live)
         commit = choose(values, masked, step, self.settings)
@@ -186,7 +241,8 @@ class _Engine:
         return Decided(tokens.astype(np.int64), *others)
 
     def _values(self, drawn: Drawn, live: Live) -> torch.Tensor:
-        """What positions are chosen by: how sure the model is of each, or its order score with noise."""
+        """What positions are chosen by: how sure the model is of each, or its order score with
+        noise."""
         if self.settings.remasking != "plackett_luce":
             return drawn.confidence
         counters = (self.slots.num_steps[: self.slots.count, None] << 32) + live.positions + _ORDER
@@ -205,7 +261,10 @@ class _Engine:
         slots = self.slots
         offsets = positions - slots.prompt_length[rows]
         for owner, offset, token in zip(
-            slots.request[rows].tolist(), offsets.tolist(), slots.canvas[rows, positions].tolist(), strict=True
+            slots.request[rows].tolist(),
+            offsets.tolist(),
+            slots.canvas[rows, positions].tolist(),
+            strict=True,
         ):
             by_request.setdefault(owner, []).append((offset, token))
         for owner, committed in by_request.items():

@@ -1,7 +1,9 @@
-"""The rows being sampled, as the host keeps them: rows [0, count) of every table are live, in no particular order.
+"""The rows being sampled, as the host keeps them: rows [0, count) of every table are live, in no
+particular order.
 
-The host knows everything but the model: which positions are masked, where every row stands, which keys it may read. A step therefore asks
-the device once, for what it committed, and the next step's shapes are known before it starts.
+The host knows everything but the model: which positions are masked, where every row stands, which
+keys it may read. A step therefore asks the device once, for what it committed, and the next step's
+shapes are known before it starts.
 """
 
 from collections.abc import Sequence
@@ -29,8 +31,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Live:
-    """What a step works on. positions: int64 [n, K], the live block of every row; masked: bool [n, K]; rows, columns: int64 [T], the masked
-    entries of that table, row by row."""
+    """What a step works on. positions: int64 [n, K], the live block of every row; masked: bool [n,
+    K]; rows, columns: int64 [T], the masked entries of that table, row by row."""
 
     positions: Ints
     masked: Bools
@@ -40,8 +42,9 @@ class Live:
 
 @dataclass(frozen=True)
 class Decided:
-    """What a step commits, as the device says it. tokens: int64 [n, K], -1 where nothing is committed. logprobs, filtered_logprobs: float
-    [n, K]. order, order_logprobs: [n, K] of a drawn order, else None."""
+    """What a step commits, as the device says it. tokens: int64 [n, K], -1 where nothing is
+    committed. logprobs, filtered_logprobs: float [n, K]. order, order_logprobs: [n, K] of a drawn
+    order, else None."""
 
     tokens: Ints
     logprobs: npt.NDArray[np.float64]
@@ -51,12 +54,25 @@ class Decided:
 
 
 class Slots:
-    """`size` rows of `width` positions. first, limit: where each request's first live block starts, and where its canvas ends."""
+    """`size` rows of `width` positions. first, limit: where each request's first live block starts,
+    and where its canvas ends."""
 
     def __init__(
-        self, requests: Sequence[Request], end_ids: Sequence[int], settings: Sampler, attention: Attention, mask_id: int, mode: str
+        self,
+        requests: Sequence[Request],
+        end_ids: Sequence[int],
+        settings: Sampler,
+        attention: Attention,
+        mask_id: int,
+        mode: str,
     ) -> None:
-        self.requests, self.settings, self.attention, self.mask_id, self.mode = requests, settings, attention, mask_id, mode
+        self.requests, self.settings, self.attention, self.mask_id, self.mode = (
+            requests,
+            settings,
+            attention,
+            mask_id,
+            mode,
+        )
         self.block_size = size = settings.block_size
         self.end_ids = np.array(list(end_ids), dtype=np.int64)
         self.first = [first_live_start(len(r.prompt_ids), size, attention) for r in requests]
@@ -71,13 +87,33 @@ class Slots:
     def allocate(self, size: int) -> None:
         """Makes the tables of `size` rows."""
         self.size, shape = size, (size, self.width)
-        self.canvas, self.step_map, self.order_in_step = (np.zeros(shape, dtype=np.int64) for _ in range(3))
-        self.logprobs, self.filtered_logprobs, self.order_logprobs = (np.zeros(shape, dtype=np.float32) for _ in range(3))
+        self.canvas, self.step_map, self.order_in_step = (
+            np.zeros(shape, dtype=np.int64) for _ in range(3)
+        )
+        self.logprobs, self.filtered_logprobs, self.order_logprobs = (
+            np.zeros(shape, dtype=np.float32) for _ in range(3)
+        )
         self.masked = np.zeros(shape, dtype=np.bool_)
         columns = np.zeros((8, size), dtype=np.int64)
-        self.request, self.key, self.start, self.end, self.prompt_length, self.num_steps, self.step_in_block, self.num_forwards = columns
+        (
+            self.request,
+            self.key,
+            self.start,
+            self.end,
+            self.prompt_length,
+            self.num_steps,
+            self.step_in_block,
+            self.num_forwards,
+        ) = columns
         scores = [self.logprobs, self.filtered_logprobs, self.order_logprobs]
-        self._tables = [self.canvas, self.step_map, self.order_in_step, *scores, self.masked, *columns]
+        self._tables = [
+            self.canvas,
+            self.step_map,
+            self.order_in_step,
+            *scores,
+            self.masked,
+            *columns,
+        ]
 
     def put(self, row: int, index: int) -> None:
         """A request into a free slot."""
@@ -88,7 +124,12 @@ class Slots:
         self.canvas[row] = self.mask_id
         self.canvas[row, :length] = request.prompt_ids
         self.masked[row, length:end] = True
-        self.request[row], self.key[row], self.start[row], self.end[row] = index, request.key, self.first[index], end
+        self.request[row], self.key[row], self.start[row], self.end[row] = (
+            index,
+            request.key,
+            self.first[index],
+            end,
+        )
         self.prompt_length[row] = length
 
     def live(self) -> Live:
@@ -98,7 +139,8 @@ class Slots:
         return Live(positions, masked, *masked.nonzero())
 
     def shown(self, rows: Ints, positions: Ints, prompt_masked: bool) -> Ints:
-        """Ids at positions [m, Q] of some rows, as the canvas is or with its prompt masked (for guidance)."""
+        """Ids at positions [m, Q] of some rows, as the canvas is or with its prompt masked (for
+        guidance)."""
         ids = self.canvas[rows[:, None], positions.clip(max=self.width - 1)]
         if prompt_masked:
             ids[positions < self.prompt_length[rows, None]] = self.mask_id
@@ -106,10 +148,13 @@ class Slots:
 
     def horizon(self, live: Live, rows: Ints) -> Ints:
         """Where the window of each of some rows ends."""
-        return np.minimum(live.positions[rows, -1] + 1 + (self.settings.horizon or 0), self.end[rows])
+        return np.minimum(
+            live.positions[rows, -1] + 1 + (self.settings.horizon or 0), self.end[rows]
+        )
 
     def record(self, live: Live, decided: Decided | None, num_worlds: int) -> tuple[Ints, Ints]:
-        """Writes down what a step committed; returns its rows and their positions. decided: None of a step that only writes keys."""
+        """Writes down what a step committed; returns its rows and their positions. decided: None of
+        a step that only writes keys."""
         n = self.count
         denoising = live.masked.any(1)
         self.num_steps[:n] += denoising
@@ -121,21 +166,28 @@ class Slots:
         rows, columns = commit.nonzero()
         at = rows, live.positions[rows, columns]
         self.canvas[at], self.logprobs[at], self.filtered_logprobs[at] = (
-            values[commit] for values in (decided.tokens, decided.logprobs, decided.filtered_logprobs)
+            values[commit]
+            for values in (decided.tokens, decided.logprobs, decided.filtered_logprobs)
         )
         self.step_map[at], self.masked[at] = self.num_steps[rows], False
         if decided.order is not None and decided.order_logprobs is not None:
-            self.order_in_step[at], self.order_logprobs[at] = decided.order[commit], decided.order_logprobs[commit]
+            self.order_in_step[at], self.order_logprobs[at] = (
+                decided.order[commit],
+                decided.order_logprobs[commit],
+            )
         return at
 
     def advance(self, live: Live) -> list[tuple[int, bool]]:
-        """Moves rows whose block is complete to their next one; returns the rows that have finished, and whether an end token did it.
+        """Moves rows whose block is complete to their next one; returns the rows that have
+        finished, and whether an end token did it.
 
         With the exact cache a complete block is passed once more before the row moves on.
         """
         n, at = self.count, (np.arange(self.count)[:, None], live.positions)
         complete = ~self.masked[at].any(1)
-        ended = np.asarray((np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)).any(1))
+        ended = np.asarray(
+            (np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)).any(1)
+        )
         done = complete & (ended | (self.start[:n] + self.block_size >= self.end[:n]))
         moving = complete & ~done
         if self.mode == "exact":
@@ -159,18 +211,23 @@ class Slots:
             filtered_logprobs=self.filtered_logprobs[row, response].copy(),
             num_tokens=int(np.isin(ids, self.end_ids).argmax()) + 1 if ended else len(ids),
             block_size=self.block_size,
-            canvas_length=min(int(self.end[row]), response.stop + (settings.horizon or 0)) if cut else int(self.end[row]),
+            canvas_length=min(int(self.end[row]), response.stop + (settings.horizon or 0))
+            if cut
+            else int(self.end[row]),
             stop_reason="end" if ended else "length",
             num_denoising_forwards=int(self.num_steps[row]),
             num_forwards=int(self.num_forwards[row]),
-            order_in_step=self.order_in_step[row, response].astype(np.int32) if drawn_order else None,
+            order_in_step=self.order_in_step[row, response].astype(np.int32)
+            if drawn_order
+            else None,
             order_logprobs=self.order_logprobs[row, response].copy() if drawn_order else None,
             cache_mode=self.mode,
             cache_horizon=settings.horizon,
         )
 
     def close_gaps(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Moves live rows from the tail into the slots of finished ones; returns the slots filled and those their rows came from."""
+        """Moves live rows from the tail into the slots of finished ones; returns the slots filled
+        and those their rows came from."""
         gone = set(finished)
         remaining = self.count - len(finished)
         movers = [row for row in range(remaining, self.count) if row not in gone]

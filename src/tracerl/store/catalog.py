@@ -1,11 +1,13 @@
 """SQL over everything a run wrote: the views and macros of an in-memory DuckDB connection.
 
-Nothing is stored, so nothing is stale and nothing is locked: a view is the list of Parquet files that are in its folders at the moment of
-connecting. Queries can read the data folder and nothing else, and `answer` runs those that only read. A run lies in a local folder or
-below an address that fsspec opens (s3://bucket/run).
+Nothing is stored, so nothing is stale and nothing is locked: a view is the list of Parquet files
+that are in its folders at the moment of connecting. Queries can read the data folder and nothing
+else, and `answer` runs those that only read. A run lies in a local folder or below an address that
+fsspec opens (s3://bucket/run).
 
-Views of files: tasks, traces, rollouts, evals. Views made of reports/, params.yaml and the checkpoints' configurations while connecting:
-checkpoints, metrics (every figure and every point of every curve, one a row), runs (a row for each stage of the params).
+Views of files: tasks, traces, rollouts, evals. Views made of reports/, params.yaml and the
+checkpoints' configurations while connecting: checkpoints, metrics (every figure and every point of
+every curve, one a row), runs (a row for each stage of the params).
 """
 
 from collections.abc import Mapping
@@ -52,19 +54,27 @@ _READING = {duckdb.StatementType.SELECT, duckdb.StatementType.MULTI}
 
 
 def connect(root: Path | str, skip_damaged: bool = False) -> duckdb.DuckDBPyConnection:
-    """A connection with the views over the run at `root`. A view whose folder holds no file is empty and has its columns all the same.
+    """A connection with the views over the run at `root`. A view whose folder holds no file is
+    empty and has its columns all the same.
 
-    Raises DataError naming every file that is damaged, missing, or of a schema that is not known; `skip_damaged` leaves those out instead.
+    Raises DataError naming every file that is damaged, missing, or of a schema that is not known;
+    `skip_damaged` leaves those out instead.
     """
     run = RunFiles(root)
     files = {dataset: _usable_files(run, dataset) for dataset in DATASETS}
     problems = [problem for _, found in files.values() for problem in found]
     if problems and not skip_damaged:
-        raise DataError("files of the run cannot be queried", where=str(root), got="\n    ".join(["", *problems]),
-                        do="`tracerl data check` says more; --skip-damaged asks the others")  # fmt: skip
+        raise DataError(
+            "files of the run cannot be queried",
+            where=str(root),
+            got="\n    ".join(["", *problems]),
+            do="`tracerl data check` says more; --skip-damaged asks the others",
+        )
     connection = duckdb.connect(":memory:")
     run.register(connection)
-    connection.execute("SET enable_progress_bar = true")  # `query_progress` is asked for it; nothing is printed
+    connection.execute(
+        "SET enable_progress_bar = true"
+    )  # `query_progress` is asked for it; nothing is printed
     connection.execute("SET enable_progress_bar_print = false")
     connection.execute("SET allowed_directories = [$data]", {"data": run.address("data")})
     connection.execute("SET enable_external_access = false")
@@ -80,13 +90,17 @@ def connect(root: Path | str, skip_damaged: bool = False) -> duckdb.DuckDBPyConn
 
 
 def damaged(root: Path | str) -> list[str]:
-    """What `connect` would refuse, in words: one entry for each file that is damaged, missing, or of a schema that is not known."""
+    """What `connect` would refuse, in words: one entry for each file that is damaged, missing, or
+    of a schema that is not known."""
     run = RunFiles(root)
     return [problem for dataset in DATASETS for problem in _usable_files(run, dataset)[1]]
 
 
-def query(root: Path | str, sql: str, values: Mapping[str, object] | None = None) -> duckdb.DuckDBPyRelation:
-    """A query over the run at `root` as a DuckDB relation, for notebooks: from there .to_arrow_table(), .df() or .pl().
+def query(
+    root: Path | str, sql: str, values: Mapping[str, object] | None = None
+) -> duckdb.DuckDBPyRelation:
+    """A query over the run at `root` as a DuckDB relation, for notebooks: from there
+    .to_arrow_table(), .df() or .pl().
 
     Example: query("runs/first", "FROM rollouts WHERE verdict = 'wrong'").df()
 
@@ -95,21 +109,31 @@ def query(root: Path | str, sql: str, values: Mapping[str, object] | None = None
     return relation(connect(root), sql, values)
 
 
-def relation(connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, object] | None = None) -> duckdb.DuckDBPyRelation:
-    """One reading statement as a relation; `values` are those of its $names. Raises DataError with DuckDB's explanation if it is wrong."""
+def relation(
+    connection: duckdb.DuckDBPyConnection, sql: str, values: Mapping[str, object] | None = None
+) -> duckdb.DuckDBPyRelation:
+    """One reading statement as a relation; `values` are those of its $names. Raises DataError with
+    DuckDB's explanation if it is wrong."""
     try:
         statements = connection.extract_statements(sql)
         if len(statements) != 1 or statements[0].type not in _READING:
-            raise DataError("not a query", got=sql, wanted="one SELECT, FROM, DESCRIBE, SUMMARIZE or PIVOT statement")
+            raise DataError(
+                "not a query",
+                got=sql,
+                wanted="one SELECT, FROM, DESCRIBE, SUMMARIZE or PIVOT statement",
+            )
         return connection.sql(sql, params=None if values is None else dict(values))
     except duckdb.Error as error:
         raise _explained(error) from error
 
 
-def answer(connection: duckdb.DuckDBPyConnection, query: str, values: Mapping[str, object] | None = None) -> pa.Table:
+def answer(
+    connection: duckdb.DuckDBPyConnection, query: str, values: Mapping[str, object] | None = None
+) -> pa.Table:
     """The result of one reading statement; `values` are those of its $names.
 
-    Raises DataError with DuckDB's explanation if the query is wrong, reads outside the data folder or would change something.
+    Raises DataError with DuckDB's explanation if the query is wrong, reads outside the data folder
+    or would change something.
     """
     asked = relation(connection, query, values)
     try:
@@ -119,8 +143,11 @@ def answer(connection: duckdb.DuckDBPyConnection, query: str, values: Mapping[st
 
 
 def _explained(error: duckdb.Error) -> DataError:
-    return DataError("the query cannot be answered", got=str(error).strip(),
-                     wanted=f"SQL over the views {', '.join(VIEWS)}; `DESCRIBE rollouts` lists columns")  # fmt: skip
+    return DataError(
+        "the query cannot be answered",
+        got=str(error).strip(),
+        wanted=f"SQL over the views {', '.join(VIEWS)}; `DESCRIBE rollouts` lists columns",
+    )
 
 
 def _usable_files(run: RunFiles, dataset: str) -> tuple[dict[int, list[str]], list[str]]:
@@ -129,7 +156,11 @@ def _usable_files(run: RunFiles, dataset: str) -> tuple[dict[int, list[str]], li
     versions: dict[int, list[str]] = {}
     problems: list[str] = []
     # Outputs are put beside their place as *.tmp before they are renamed into it.
-    found = [path for path in run.glob(f"data/{folder}/*.parquet") if not path.rsplit("/", 2)[-2].endswith(".tmp")]
+    found = [
+        path
+        for path in run.glob(f"data/{folder}/*.parquet")
+        if not path.rsplit("/", 2)[-2].endswith(".tmp")
+    ]
     for path in found:
         try:
             with run.open(path) as stream:
@@ -144,13 +175,19 @@ def _usable_files(run: RunFiles, dataset: str) -> tuple[dict[int, list[str]], li
         try:
             with run.open(manifest) as stream:
                 listed = parse_manifest(stream.read().decode(), run.address(manifest))
-            problems += [f"{run.address(parent)}/{name} is missing" for name in sorted(listed) if f"{parent}/{name}" not in found]
+            problems += [
+                f"{run.address(parent)}/{name} is missing"
+                for name in sorted(listed)
+                if f"{parent}/{name}" not in found
+            ]
         except DataError as error:
             problems.append(str(error))
     return versions, problems
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, dataset: str, versions: Mapping[int, list[str]]) -> None:
+def _create_view(
+    connection: duckdb.DuckDBPyConnection, dataset: str, versions: Mapping[int, list[str]]
+) -> None:
     """A view over files of any known version, with the columns of this one."""
     table = DATASETS[dataset].table
     if not versions:
@@ -160,7 +197,11 @@ def _create_view(connection: duckdb.DuckDBPyConnection, dataset: str, versions: 
     parts = []
     for version, addresses in sorted(versions.items()):
         listed = ", ".join("'" + address.replace("'", "''") + "'" for address in addresses)
-        added = "".join(f", {text} AS {name}" for name, text in upgrades(table, version).items()) if version < SCHEMA_VERSION else ""
+        added = (
+            "".join(f", {text} AS {name}" for name, text in upgrades(table, version).items())
+            if version < SCHEMA_VERSION
+            else ""
+        )
         parts.append(f"SELECT {columns} FROM (SELECT *{added} FROM read_parquet([{listed}]))")
     connection.execute(f"CREATE VIEW {dataset} AS {' UNION ALL '.join(parts)}")
 
@@ -175,6 +216,8 @@ def _create_decoded(connection: duckdb.DuckDBPyConnection, run: RunFiles) -> Non
 
             with run.local_copy("data/checkpoints/base") as folder:
                 loaded.append(load_tokenizer(folder, None))
-        return pa.array([None if one is None else loaded[0].decode(one) for one in ids.to_pylist()], pa.string())
+        return pa.array(
+            [None if one is None else loaded[0].decode(one) for one in ids.to_pylist()], pa.string()
+        )
 
     connection.create_function("decoded", decode, ["INTEGER[]"], "VARCHAR", type="arrow")  # type: ignore[call-overload]

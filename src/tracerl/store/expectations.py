@@ -1,8 +1,11 @@
-"""What must be true of a data set before the next stage reads it: DuckDB computes, Great Expectations judges.
+"""What must be true of a data set before the next stage reads it: DuckDB computes, Great
+Expectations judges.
 
-`gather` reduces a data set to three small frames: its columns, one row with the number of rows that break each rule, and one row of figures
-per group (task set, round or evaluation). `judge` holds these to a suite in code. Rules and bounds are errors and stop the pipeline; drift
-against the accepted run (reports/baseline.json) is a warning. Great Expectations never sees a token, because it has no notion of lists.
+`gather` reduces a data set to three small frames: its columns, one row with the number of rows that
+break each rule, and one row of figures per group (task set, round or evaluation). `judge` holds
+these to a suite in code. Rules and bounds are errors and stop the pipeline; drift against the
+accepted run (reports/baseline.json) is a warning. Great Expectations never sees a token, because it
+has no notion of lists.
 """
 
 import json
@@ -41,7 +44,9 @@ _FIGURES = {
         passed="if(any_value(remasking) = 'preferred', NULL, pass_rate(verdict))",
     ),
     "rollouts": _RESPONSES.format(dataset="rollouts", group="stage", passed="pass_rate(verdict)"),
-    "evals": _RESPONSES.format(dataset="evals", group="stage || ' ' || task_set", passed="pass_rate(verdict)"),
+    "evals": _RESPONSES.format(
+        dataset="evals", group="stage || ' ' || task_set", passed="pass_rate(verdict)"
+    ),
 }
 
 
@@ -56,7 +61,8 @@ class Violation:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A data set in three frames. columns: of its view. violations: by rule. groups: figures, with the drift of the one that moved most."""
+    """A data set in three frames. columns: of its view. violations: by rule. groups: figures, with
+    the drift of the one that moved most."""
 
     dataset: str
     columns: list[str]
@@ -76,12 +82,21 @@ class Outcome:
     first: list[str]
 
 
-def gather(root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[str, Any]) -> Evidence:
-    """What DuckDB says of a data set of the run at `root`. Damaged files are counted, and left out of the rest."""
+def gather(
+    root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[str, Any]
+) -> Evidence:
+    """What DuckDB says of a data set of the run at `root`. Damaged files are counted, and left out
+    of the rest."""
     table = DATASETS[dataset].table
-    violations = {FILES_RULE: Violation("every file is there, whole, unchanged and of a known schema")}
+    violations = {
+        FILES_RULE: Violation("every file is there, whole, unchanged and of a known schema")
+    }
     violations |= {rule.name: Violation(rule.says) for rule in RULES[table]}
-    for finding in (f for folder in folders(root / "data", dataset) for f in check_folder(folder, table, vocab_size)):
+    for finding in (
+        f
+        for folder in folders(root / "data", dataset)
+        for f in check_folder(folder, table, vocab_size)
+    ):
         name = finding.broken.rule.name if finding.broken else FILES_RULE
         old = violations[name]
         more = list(finding.broken.first) if finding.broken else [str(finding)]
@@ -93,18 +108,32 @@ def gather(root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[s
         violations[name] = Violation(says, *broken_between_rows(connection, query))
     groups = answer(connection, _FIGURES[dataset]).to_pylist()
     columns = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
-    return Evidence(dataset, columns, violations, [{**group, "drift": _drift(group, baseline.get(group["group"], {}))} for group in groups])
+    return Evidence(
+        dataset,
+        columns,
+        violations,
+        [{**group, "drift": _drift(group, baseline.get(group["group"], {}))} for group in groups],
+    )
 
 
 def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | None:
     """Largest relative change of a figure against the accepted run; None if that has no such group."""
-    changes = [abs(group[name] - old) / max(abs(old), 0.01) for name, old in accepted.items() if group.get(name) is not None]
+    changes = [
+        abs(group[name] - old) / max(abs(old), 0.01)
+        for name, old in accepted.items()
+        if group.get(name) is not None
+    ]
     return max(changes, default=None)
 
 
 def figures_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Figures by group, as reports/baseline.json keeps them."""
-    return {group["group"]: {n: v for n, v in group.items() if n not in ("group", "drift") and v is not None} for group in groups}
+    return {
+        group["group"]: {
+            n: v for n, v in group.items() if n not in ("group", "drift") and v is not None
+        }
+        for group in groups
+    }
 
 
 def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
@@ -117,7 +146,12 @@ def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
         path = directory / f"{dataset}.json"
         result = read_result(path)
         if not result["success"]:
-            raise DataError("a run that did not pass cannot be accepted", where=str(path), got="success: false", wanted="success: true")
+            raise DataError(
+                "a run that did not pass cannot be accepted",
+                where=str(path),
+                got="success: false",
+                wanted="success: true",
+            )
         figures[dataset] = figures_of(result["groups"])
     return figures
 
@@ -126,17 +160,29 @@ def read_result(path: Path) -> dict[str, Any]:
     """A result as a validate stage wrote it. Raises DataError if it is missing or damaged."""
     try:
         result = json.loads(path.read_text())
-        return {name: result[name] for name in ("dataset", "success", "num_rows", "groups", "expectations")}
+        return {
+            name: result[name]
+            for name in ("dataset", "success", "num_rows", "groups", "expectations")
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError("a validation result cannot be read", where=str(path), got=repr(error),
-                        do=f"dvc repro validate@{path.stem}") from error  # fmt: skip
+        raise DataError(
+            "a validation result cannot be read",
+            where=str(path),
+            got=repr(error),
+            do=f"dvc repro validate@{path.stem}",
+        ) from error
 
 
 def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
-    """The verdict of Great Expectations on each expectation of the data set's suite, in the suite's order."""
+    """The verdict of Great Expectations on each expectation of the data set's suite, in the suite's
+    order."""
     import great_expectations as gx
     import pandas as pd
-    from great_expectations.data_context.types.base import DataContextConfig, InMemoryStoreBackendDefaults, ProgressBarsConfig
+    from great_expectations.data_context.types.base import (
+        DataContextConfig,
+        InMemoryStoreBackendDefaults,
+        ProgressBarsConfig,
+    )
 
     context = gx.get_context(
         mode="ephemeral",
@@ -157,58 +203,119 @@ def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
         suite = gx.ExpectationSuite(name=name)
         for expectation in _suite(gx.expectations, name, evidence, bounds):
             suite.add_expectation(expectation)
-        batch = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame})
+        batch = (
+            source.add_dataframe_asset(name)
+            .add_batch_definition_whole_dataframe("all")
+            .get_batch({"dataframe": frame})
+        )
         shown: dict[Any, Any] | Literal["SUMMARY"]
-        shown = {"result_format": "COMPLETE", "unexpected_index_column_names": ["group"]} if name == "groups" else "SUMMARY"
-        outcomes += [_outcome(result, evidence) for result in batch.validate(suite, result_format=shown).results]
+        shown = (
+            {"result_format": "COMPLETE", "unexpected_index_column_names": ["group"]}
+            if name == "groups"
+            else "SUMMARY"
+        )
+        outcomes += [
+            _outcome(result, evidence)
+            for result in batch.validate(suite, result_format=shown).results
+        ]
     return outcomes
 
 
 def _figure_names(evidence: Evidence) -> list[str]:
     """Figures of the groups; those that have bounds are there even if there is no group."""
-    bounded = ["num_rows", "drift", *([] if evidence.dataset == "tasks" else ["pass_rate", "truncation", "undecided"])]
-    return list(dict.fromkeys([*(name for group in evidence.groups[:1] for name in group if name != "group"), *bounded]))
+    bounded = [
+        "num_rows",
+        "drift",
+        *([] if evidence.dataset == "tasks" else ["pass_rate", "truncation", "undecided"]),
+    ]
+    return list(
+        dict.fromkeys(
+            [
+                *(name for group in evidence.groups[:1] for name in group if name != "group"),
+                *bounded,
+            ]
+        )
+    )
 
 
 def _suite(gxe: Any, frame: str, evidence: Evidence, bounds: Validation) -> list[Any]:
     """The expectations of one frame. meta: what an outcome is called and says."""
 
-    def between(column: str, says: str, low: float | None, high: float | None, severity: str = "critical") -> Any:
+    def between(
+        column: str, says: str, low: float | None, high: float | None, severity: str = "critical"
+    ) -> Any:
         return gxe.ExpectColumnValuesToBeBetween(
-            column=column, min_value=low, max_value=high, severity=severity, meta={"name": column, "says": says}
+            column=column,
+            min_value=low,
+            max_value=high,
+            severity=severity,
+            meta={"name": column, "says": says},
         )
 
     if frame == "columns":
         wanted = SCHEMAS[DATASETS[evidence.dataset].table].names
         says = "the columns are those of the schema, in its order"
-        return [gxe.ExpectTableColumnsToMatchOrderedList(column_list=wanted, meta={"name": "columns", "says": says})]
+        return [
+            gxe.ExpectTableColumnsToMatchOrderedList(
+                column_list=wanted, meta={"name": "columns", "says": says}
+            )
+        ]
     if frame == "rules":
-        return [between(name, violation.says, 0, 0) for name, violation in evidence.violations.items()]
-    there = gxe.ExpectTableRowCountToBeBetween(min_value=1, meta={"name": "rows", "says": "there are rows"})
-    drift = between("drift", f"no figure moved by more than {bounds.drift:.0%} against the accepted run", None, bounds.drift, "warning")
+        return [
+            between(name, violation.says, 0, 0) for name, violation in evidence.violations.items()
+        ]
+    there = gxe.ExpectTableRowCountToBeBetween(
+        min_value=1, meta={"name": "rows", "says": "there are rows"}
+    )
+    drift = between(
+        "drift",
+        f"no figure moved by more than {bounds.drift:.0%} against the accepted run",
+        None,
+        bounds.drift,
+        "warning",
+    )
     if evidence.dataset == "tasks":
         return [there, drift]
     low, high = bounds.pass_rate
     return [
         there,
         between("pass_rate", f"pass rates lie between {low:.1%} and {high:.1%}", low, high),
-        between("truncation", f"at most {bounds.truncation:.1%} of the responses are cut", 0.0, bounds.truncation),
-        between("undecided", f"at most {bounds.undecided:.1%} of the verdicts are undecided", 0.0, bounds.undecided),
+        between(
+            "truncation",
+            f"at most {bounds.truncation:.1%} of the responses are cut",
+            0.0,
+            bounds.truncation,
+        ),
+        between(
+            "undecided",
+            f"at most {bounds.undecided:.1%} of the verdicts are undecided",
+            0.0,
+            bounds.undecided,
+        ),
         drift,
     ]
 
 
 def _outcome(result: Any, evidence: Evidence) -> Outcome:
-    """One result of Great Expectations in our words. Raises DataError if it could not be evaluated: that is not a pass."""
+    """One result of Great Expectations in our words. Raises DataError if it could not be evaluated:
+    that is not a pass."""
     config = result.expectation_config
     name, severity = config.meta["name"], str(getattr(config.severity, "value", config.severity))
     if any(info.get("raised_exception") for info in _exceptions(result.exception_info)):
-        raise DataError("an expectation could not be evaluated", where=f"{evidence.dataset}: {name}", got=result.exception_info)
+        raise DataError(
+            "an expectation could not be evaluated",
+            where=f"{evidence.dataset}: {name}",
+            got=result.exception_info,
+        )
     if name in evidence.violations:
         violation = evidence.violations[name]
-        return Outcome(name, violation.says, severity, bool(result.success), violation.count, violation.first)
+        return Outcome(
+            name, violation.says, severity, bool(result.success), violation.count, violation.first
+        )
     rows = result.result.get("unexpected_index_list") or []
-    first = [", ".join(str(value) for value in row.values()) for row in rows] or [str(result.result.get("observed_value"))]
+    first = [", ".join(str(value) for value in row.values()) for row in rows] or [
+        str(result.result.get("observed_value"))
+    ]
     if result.success:
         return Outcome(name, config.meta["says"], severity, True, 0, [])
     return Outcome(name, config.meta["says"], severity, False, max(len(rows), 1), first[:NUM_FIRST])
@@ -216,4 +323,8 @@ def _outcome(result: Any, evidence: Evidence) -> Outcome:
 
 def _exceptions(info: Any) -> list[dict[str, Any]]:
     """Great Expectations gives one record of an exception, or several by metric."""
-    return [info] if "raised_exception" in info else [part for part in info.values() if isinstance(part, dict)]
+    return (
+        [info]
+        if "raised_exception" in info
+        else [part for part in info.values() if isinstance(part, dict)]
+    )

@@ -1,4 +1,5 @@
-"""The views `checkpoints`, `metrics` and `runs`: what the stages wrote beside their rows, as tables."""
+"""The views `checkpoints`, `metrics` and `runs`: what the stages wrote beside their rows, as
+tables."""
 
 import json
 from collections.abc import Iterator
@@ -25,7 +26,13 @@ FIGURES = {
     ),
     # step: the curve's step or iteration, null for a figure of the whole stage.
     "metrics": pa.schema(
-        [("stage", pa.string()), ("curve", pa.string()), ("step", pa.int64()), ("name", pa.string()), ("value", pa.float64())]
+        [
+            ("stage", pa.string()),
+            ("curve", pa.string()),
+            ("step", pa.int64()),
+            ("name", pa.string()),
+            ("value", pa.float64()),
+        ]
     ),
     "runs": pa.schema(
         [
@@ -44,16 +51,34 @@ _OF_MANY = ("summary", "replication", "replication-fast")  # files that are no o
 
 
 def figures(run: RunFiles) -> dict[str, pa.Table]:
-    """Rows of the three views. Raises DataError naming a file that is damaged; what is not there has no rows."""
-    params, metrics = _params(run), {path: _json(run, path) for path in run.glob("reports/metrics/**/*.json")}
-    named = {path.removeprefix("reports/metrics/").removesuffix(".json"): value for path, value in metrics.items()}
-    points = [row for name, value in named.items() if name not in _OF_MANY for row in _leaves(_stage_of(name), "", None, value)]
+    """Rows of the three views. Raises DataError naming a file that is damaged; what is not there
+    has no rows."""
+    params, metrics = (
+        _params(run),
+        {path: _json(run, path) for path in run.glob("reports/metrics/**/*.json")},
+    )
+    named = {
+        path.removeprefix("reports/metrics/").removesuffix(".json"): value
+        for path, value in metrics.items()
+    }
+    points = [
+        row
+        for name, value in named.items()
+        if name not in _OF_MANY
+        for row in _leaves(_stage_of(name), "", None, value)
+    ]
     for path in run.glob("reports/curves/*.tsv"):
         points += _curve(run, path)
     runs = list(_runs(params, named))
     inits = {row["stage"]: row["init"] for row in runs}
-    rows: dict[str, list[dict[str, Any]]] = {"checkpoints": list(_checkpoints(run, named, inits)), "metrics": points, "runs": runs}
-    return {name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in FIGURES.items()}
+    rows: dict[str, list[dict[str, Any]]] = {
+        "checkpoints": list(_checkpoints(run, named, inits)),
+        "metrics": points,
+        "runs": runs,
+    }
+    return {
+        name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in FIGURES.items()
+    }
 
 
 def _stage_of(name: str) -> str:
@@ -61,7 +86,9 @@ def _stage_of(name: str) -> str:
     return name.replace("/", "@")
 
 
-def _checkpoints(run: RunFiles, metrics: dict[str, Any], inits: dict[str, str | None]) -> Iterator[dict[str, Any]]:
+def _checkpoints(
+    run: RunFiles, metrics: dict[str, Any], inits: dict[str, str | None]
+) -> Iterator[dict[str, Any]]:
     for path in run.glob("data/checkpoints/*/config.json"):
         config, name = _json(run, path), path.split("/")[2]
         if name.endswith(".tmp"):
@@ -78,7 +105,8 @@ def _checkpoints(run: RunFiles, metrics: dict[str, Any], inits: dict[str, str | 
 
 
 def _runs(params: dict[str, Any], metrics: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every stage of the params. The kinds whose section is a mapping of names have a row for each name."""
+    """Every stage of the params. The kinds whose section is a mapping of names have a row for each
+    name."""
     for kind in ("tasks", "base", "traces", "sft", "rl", "evaluate"):
         section = params.get(kind) or {}
         many = kind in ("sft", "rl", "evaluate")
@@ -114,17 +142,31 @@ def _curve(run: RunFiles, path: str) -> Iterator[dict[str, Any]]:
         for name, value in row.items():
             if not isinstance(value, str) and name not in ("iteration", "step"):
                 label = ".".join([*words, name])
-                yield {"stage": stage, "curve": curve, "step": None if step is None else int(step), "name": label, "value": value}
+                yield {
+                    "stage": stage,
+                    "curve": curve,
+                    "step": None if step is None else int(step),
+                    "name": label,
+                    "value": value,
+                }
 
 
 def curve_rows(text: str, where: str) -> list[dict[str, Any]]:
-    """Rows of a tab-separated curve, numbers as floats; a heading alone has none. Raises DataError if a row is shorter or longer."""
+    """Rows of a tab-separated curve, numbers as floats; a heading alone has none. Raises DataError
+    if a row is shorter or longer."""
     heading, *lines = [line.split("\t") for line in text.splitlines()] or [[]]
     for cells in lines:
         if len(cells) != len(heading):
-            raise DataError("a curve cannot be read", where=where, got=f"{len(cells)} cells", wanted=f"{len(heading)}",
-                            do="run the stage that wrote it again")  # fmt: skip
-    return [{name: _number(cell) for name, cell in zip(heading, cells, strict=True)} for cells in lines]
+            raise DataError(
+                "a curve cannot be read",
+                where=where,
+                got=f"{len(cells)} cells",
+                wanted=f"{len(heading)}",
+                do="run the stage that wrote it again",
+            )
+    return [
+        {name: _number(cell) for name, cell in zip(heading, cells, strict=True)} for cells in lines
+    ]
 
 
 def _number(cell: str) -> float | str:
@@ -140,7 +182,9 @@ def _params(run: RunFiles) -> dict[str, Any]:
     try:
         params = YAML(typ="safe", pure=True).load(run.text("params.yaml"))
     except (UnicodeDecodeError, YAMLError) as error:
-        raise DataError("the params of the run cannot be read", where="params.yaml", got=error) from error
+        raise DataError(
+            "the params of the run cannot be read", where="params.yaml", got=error
+        ) from error
     return params if isinstance(params, dict) else {}
 
 
@@ -148,7 +192,9 @@ def _json(run: RunFiles, path: str) -> Any:
     try:
         return json.loads(run.text(path))
     except ValueError as error:
-        raise DataError("a JSON file is damaged", where=path, got=error, do="run the stage that wrote it again") from error
+        raise DataError(
+            "a JSON file is damaged", where=path, got=error, do="run the stage that wrote it again"
+        ) from error
 
 
 def _get(value: Any, key: str) -> Any:

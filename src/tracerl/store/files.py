@@ -1,4 +1,5 @@
-"""Tasks and responses as rows of the store and back: the records of types.py on one side, Parquet files on the other."""
+"""Tasks and responses as rows of the store and back: the records of types.py on one side, Parquet
+files on the other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Tasks of one file, in its order. Raises DataError naming the file if it is damaged or of another schema."""
+    """Tasks of one file, in its order. Raises DataError naming the file if it is damaged or of
+    another schema."""
     return [Task(**row) for row in read_parquet(path, "tasks").to_pylist()]
 
 
@@ -31,9 +33,11 @@ def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
 
 
 def write_rollouts(path: Path, table: pa.Table) -> None:
-    """Writes a rollout table as one Parquet file, aside and then renamed. Equal rows give equal bytes.
+    """Writes a rollout table as one Parquet file, aside and then renamed. Equal rows give equal
+    bytes.
 
-    Of several ranks, which all have the table, the first one writes; the file is there for all when this returns.
+    Of several ranks, which all have the table, the first one writes; the file is there for all when
+    this returns.
     """
     if distributed.is_first():
         write_parquet(path, table)
@@ -41,18 +45,32 @@ def write_rollouts(path: Path, table: pa.Table) -> None:
 
 
 def read_rollouts(path: Path) -> pa.Table:
-    """All rows of a rollout file. Raises DataError naming the file if it is damaged or of another schema."""
+    """All rows of a rollout file. Raises DataError naming the file if it is damaged or of another
+    schema."""
     return read_parquet(path, "rollouts")
 
 
 def read_trajectories(path: Path, verdict: str) -> list[Trajectory]:
     """Trajectories of the rows of a rollout file that have this verdict, in its order."""
-    return [_trajectory(row) for row in read_rollouts(path).to_pylist() if row["verdict"] == verdict]
+    return [
+        _trajectory(row) for row in read_rollouts(path).to_pylist() if row["verdict"] == verdict
+    ]
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
     trajectory, settings = rollout.trajectory, rollout.settings
-    own = ("rollout_id", "stage", "iteration", "sample_index", "policy_hash", "seed", "text", "verdict", "detail", "reward")
+    own = (
+        "rollout_id",
+        "stage",
+        "iteration",
+        "sample_index",
+        "policy_hash",
+        "seed",
+        "text",
+        "verdict",
+        "detail",
+        "reward",
+    )
     lists = ("prompt_ids", "response_ids", "step_map", "logprobs")
     scalars = (
         "num_prompt_tokens",
@@ -97,8 +115,12 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         stop_reason=row["stop_reason"],
         num_denoising_forwards=row["num_denoising_forwards"],
         num_forwards=row["num_forwards"],
-        order_in_step=None if row["order_in_step"] is None else np.array(row["order_in_step"], dtype=np.int32),
-        order_logprobs=None if row["order_logprobs"] is None else np.array(row["order_logprobs"], dtype=np.float32),
+        order_in_step=None
+        if row["order_in_step"] is None
+        else np.array(row["order_in_step"], dtype=np.int32),
+        order_logprobs=None
+        if row["order_logprobs"] is None
+        else np.array(row["order_logprobs"], dtype=np.float32),
         cache_mode=row["cache_mode"],
         cache_horizon=row["cache_horizon"],
     )

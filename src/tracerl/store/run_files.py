@@ -1,4 +1,5 @@
-"""The files of a run, in a local folder or below an address that fsspec opens, by their paths relative to it."""
+"""The files of a run, in a local folder or below an address that fsspec opens, by their paths
+relative to it."""
 
 import tempfile
 from collections.abc import Iterator
@@ -21,13 +22,23 @@ class RunFiles:
         try:
             self.system, place = fsspec.core.url_to_fs(str(root))
         except (ImportError, ValueError) as error:
-            raise DataError("the address of a run cannot be opened", where=str(root), got=error,
-                            do="install what fsspec needs for it: pip install 'tracerl[s3]'") from error  # fmt: skip
-        self.root = str(Path(root).resolve()) if isinstance(self.system, LocalFileSystem) else place.rstrip("/")
+            raise DataError(
+                "the address of a run cannot be opened",
+                where=str(root),
+                got=error,
+                do="install what fsspec needs for it: pip install 'tracerl[s3]'",
+            ) from error
+        self.root = (
+            str(Path(root).resolve())
+            if isinstance(self.system, LocalFileSystem)
+            else place.rstrip("/")
+        )
 
     def glob(self, pattern: str) -> list[str]:
         """Paths that match, in order."""
-        return sorted(str(path)[len(self.root) + 1 :] for path in self.system.glob(f"{self.root}/{pattern}"))
+        return sorted(
+            str(path)[len(self.root) + 1 :] for path in self.system.glob(f"{self.root}/{pattern}")
+        )
 
     def open(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self.system.open(f"{self.root}/{path}", "rb"))

@@ -1,11 +1,14 @@
-"""The one Parquet schema of responses (traces, rollouts, evaluations) and that of tasks, versioned in the file metadata.
+"""The one Parquet schema of responses (traces, rollouts, evaluations) and that of tasks, versioned
+in the file metadata.
 
-A change of the columns is a new version: raise SCHEMA_VERSION and say in MIGRATIONS what the new columns hold in rows written before it.
-Files are never rewritten; readers and views bring old rows up to date while they read. A version that is newer than this one is refused.
+A change of the columns is a new version: raise SCHEMA_VERSION and say in MIGRATIONS what the new
+columns hold in rows written before it. Files are never rewritten; readers and views bring old rows
+up to date while they read. A version that is newer than this one is refused.
 
-Encodings are the smallest of those measured (benchmarks/store.py): response ids by dictionary (a response holds few of a vocabulary's
-words), steps by their differences (which are small), log-probabilities split into byte streams; all compressed with zstd. Statistics are
-kept for scalar columns only.
+Encodings are the smallest of those measured (benchmarks/store.py): response ids by dictionary (a
+response holds few of a vocabulary's words), steps by their differences (which are small),
+log-probabilities split into byte streams; all compressed with zstd. Statistics are kept for scalar
+columns only.
 """
 
 from typing import NamedTuple
@@ -105,7 +108,8 @@ SCHEMAS = {"tasks": TASKS, "rollouts": ROLLOUTS}
 
 
 class Dataset(NamedTuple):
-    """Where the files of a data set lie: their folders below data/ (a pattern), and the schema they have."""
+    """Where the files of a data set lie: their folders below data/ (a pattern), and the schema they
+    have."""
 
     folder: str
     table: str
@@ -119,7 +123,8 @@ DATASETS = {
     "evals": Dataset("evals/*", "rollouts"),
 }
 
-# Version -> table -> the columns that the next version added, as DuckDB expressions over a row of this version.
+# Version -> table -> the columns that the next version added, as DuckDB expressions over a row of
+# this version.
 MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
     1: {
         "tasks": {"spec": "''"},
@@ -158,5 +163,10 @@ LIST_ENCODINGS = {
 
 
 def upgrades(table: str, version: int) -> dict[str, str]:
-    """Columns that rows of `table` written under `version` lack, as expressions over such a row, oldest first."""
-    return {name: text for older in range(version, SCHEMA_VERSION) for name, text in MIGRATIONS[older].get(table, {}).items()}
+    """Columns that rows of `table` written under `version` lack, as expressions over such a row,
+    oldest first."""
+    return {
+        name: text
+        for older in range(version, SCHEMA_VERSION)
+        for name, text in MIGRATIONS[older].get(table, {}).items()
+    }

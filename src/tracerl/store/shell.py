@@ -1,4 +1,5 @@
-"""The interactive shell of `tracerl sql`: statements end with a semicolon, history is kept in a file, Tab completes names."""
+"""The interactive shell of `tracerl sql`: statements end with a semicolon, history is kept in a
+file, Tab completes names."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -87,36 +88,62 @@ def completions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     for view in VIEWS:
         described = connection.sql(f"DESCRIBE {view}").fetchall()
         words |= {str(name): str(kind).lower() for name, kind, *_ in described}
-    words |= {signature.partition("(")[0] + "(": what for signature, (_, what) in MACROS.items()} | {"decoded(": DECODED[1]}
-    words |= dict.fromkeys(VIEWS, "view") | dict.fromkeys((".help", ".tables", ".columns", ".macros", ".quit"), "command")
+    words |= {
+        signature.partition("(")[0] + "(": what for signature, (_, what) in MACROS.items()
+    } | {"decoded(": DECODED[1]}
+    words |= dict.fromkeys(VIEWS, "view") | dict.fromkeys(
+        (".help", ".tables", ".columns", ".macros", ".quit"), "command"
+    )
     return words
 
 
 class NameCompleter(Completer):
-    """Names that start with the word before the cursor, views before others, then those that hold it."""
+    """Names that start with the word before the cursor, views before others, then those that hold
+    it."""
 
     def __init__(self, words: dict[str, str]) -> None:
         self.words = words
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
         word = document.get_word_before_cursor(WORD=False).lower()
         dotted = document.text.startswith(".") and " " not in document.text
         typed = document.text if dotted else word
         if not typed:
             return
-        first = sorted((name for name in self.words if name.startswith(typed)), key=lambda name: (self.words[name] != "view", name))
-        later = sorted(name for name in self.words if typed in name and not name.startswith(typed) and len(typed) > 2)
+        first = sorted(
+            (name for name in self.words if name.startswith(typed)),
+            key=lambda name: (self.words[name] != "view", name),
+        )
+        later = sorted(
+            name
+            for name in self.words
+            if typed in name and not name.startswith(typed) and len(typed) > 2
+        )
         for name in [*first, *later]:
             yield Completion(name, start_position=-len(typed), display_meta=self.words[name])
 
 
-def run_shell(connection: duckdb.DuckDBPyConnection, run: Callable[[str], None], say: Callable[[str], None], history: Path) -> None:
-    """Reads statements until the end of input. `run` answers a query, `say` prints a line; neither may raise for a wrong query."""
+def run_shell(
+    connection: duckdb.DuckDBPyConnection,
+    run: Callable[[str], None],
+    say: Callable[[str], None],
+    history: Path,
+) -> None:
+    """Reads statements until the end of input. `run` answers a query, `say` prints a line; neither
+    may raise for a wrong query."""
     history.parent.mkdir(parents=True, exist_ok=True)
     session: PromptSession[str] = PromptSession(
-        "tracerl> ", history=FileHistory(str(history)), completer=NameCompleter(completions(connection)), multiline=True,
-        prompt_continuation="    ...> ", lexer=PygmentsLexer(SqlLexer), key_bindings=_keys(), complete_while_typing=False,
-    )  # fmt: skip
+        "tracerl> ",
+        history=FileHistory(str(history)),
+        completer=NameCompleter(completions(connection)),
+        multiline=True,
+        prompt_continuation="    ...> ",
+        lexer=PygmentsLexer(SqlLexer),
+        key_bindings=_keys(),
+        complete_while_typing=False,
+    )
     say("Views: " + ", ".join(VIEWS) + ". Type .help for help.")
     while True:
         try:
@@ -139,13 +166,19 @@ def _command(words: list[str], run: Callable[[str], None], say: Callable[[str], 
     elif words[0] == ".columns" and len(words) == 2 and words[1] in VIEWS:
         run(f"SELECT column_name, column_type FROM (DESCRIBE {words[1]})")
     elif words[0] == ".macros":
-        say("\n".join([f"{signature}: {what}" for signature, (_, what) in MACROS.items()] + [": ".join(DECODED)]))
+        say(
+            "\n".join(
+                [f"{signature}: {what}" for signature, (_, what) in MACROS.items()]
+                + [": ".join(DECODED)]
+            )
+        )
     else:
         say(HELP)
 
 
 def _keys() -> KeyBindings:
-    """Enter ends a statement that ends with a semicolon, a dot command or an empty line, and else begins a new line."""
+    """Enter ends a statement that ends with a semicolon, a dot command or an empty line, and else
+    begins a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")

@@ -1,8 +1,9 @@
 """Scratch work that survives a kill, and outputs that are complete or absent.
 
-A stage works in its own scratch directory, named by a fingerprint of everything its result depends on. Its whole state is one file,
-replaced atomically after each unit of work, so that a killed stage continues from its last finished unit and ends as if undisturbed.
-Finished outputs are copied beside their places, renamed into them, and only then is the scratch directory removed: a kill in between
+A stage works in its own scratch directory, named by a fingerprint of everything its result depends
+on. Its whole state is one file, replaced atomically after each unit of work, so that a killed stage
+continues from its last finished unit and ends as if undisturbed. Finished outputs are copied beside
+their places, renamed into them, and only then is the scratch directory removed: a kill in between
 leaves a scratch directory from which the same command publishes again at once.
 """
 
@@ -29,8 +30,9 @@ _STATE = "state.safetensors"
 class Workspace:
     """A scratch directory with one state file: tensors and JSON progress, saved together.
 
-    `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it is in, whatever its interval.
-    Of several ranks, which all see the directory, the first one writes.
+    `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it
+    is in, whatever its interval. Of several ranks, which all see the directory, the first one
+    writes.
     """
 
     def __init__(self, directory: Path, stopping: Callable[[], bool] = lambda: False) -> None:
@@ -44,7 +46,8 @@ class Workspace:
         distributed.wait_for_all()
 
     def save(self, tensors: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
-        """Replaces the state: after this returns on the first rank, a kill loses nothing that came before it."""
+        """Replaces the state: after this returns on the first rank, a kill loses nothing that came
+        before it."""
         if not distributed.is_first():
             return
         from safetensors.torch import save_file
@@ -54,8 +57,12 @@ class Workspace:
         try:
             save_file(contiguous, aside, metadata={"progress": json.dumps(progress)})
         except SafetensorError as error:
-            raise DataError("the state could not be saved; the one before it is untouched", where=str(aside), got=error,
-                            do="free disk space and run the same command again: it resumes") from error  # fmt: skip
+            raise DataError(
+                "the state could not be saved; the one before it is untouched",
+                where=str(aside),
+                got=error,
+                do="free disk space and run the same command again: it resumes",
+            ) from error
         os.replace(aside, self.directory / _STATE)
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
@@ -69,11 +76,15 @@ class Workspace:
                 return tensors, json.loads(file.metadata()["progress"])
         except SafetensorError as error:
             raise DataError(
-                "the saved state is damaged", where=str(path), got=error, do="delete this file and start the stage again"
+                "the saved state is damaged",
+                where=str(path),
+                got=error,
+                do="delete this file and start the stage again",
             ) from error
 
     def publish(self, outputs: Mapping[str, Path]) -> None:
-        """Puts files and directories of the scratch directory (by name) into their final places, then removes the scratch directory."""
+        """Puts files and directories of the scratch directory (by name) into their final places,
+        then removes the scratch directory."""
         for name, target in outputs.items():
             source, aside = self.directory / name, target.with_name(target.name + ".tmp")
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +100,8 @@ class Workspace:
 
 
 def _swap(aside: Path, target: Path) -> None:
-    """Puts `aside` in the place of `target`; a directory cannot be replaced in one call, so the old one is renamed away first."""
+    """Puts `aside` in the place of `target`; a directory cannot be replaced in one call, so the old
+    one is renamed away first."""
     old = target.with_name(target.name + ".old.tmp")
     _remove(old)
     if target.is_dir():

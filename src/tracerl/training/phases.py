@@ -1,8 +1,10 @@
 """Which phase of a round an iteration belongs to: a curriculum inside one run.
 
-Alternating kinds of tasks, a block size that grows after so many iterations, a difficulty that rises once the model is good enough: all
-are a list of phases, each with a few keys of the round changed (config.Phase). Nothing is remembered but the rows of the training curve,
-which a saved state holds anyway: the phase of the next iteration is a function of them, so that a killed round goes on where it was.
+Alternating kinds of tasks, a block size that grows after so many iterations, a difficulty that
+rises once the model is good enough: all are a list of phases, each with a few keys of the round
+changed (config.Phase). Nothing is remembered but the rows of the training curve, which a saved
+state holds anyway: the phase of the next iteration is a function of them, so that a killed round
+goes on where it was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +14,8 @@ from tracerl.config import Phase
 
 
 def next_phase(phases: Sequence[Phase], rows: Sequence[Mapping[str, Any]]) -> Phase:
-    """The phase of the iteration that follows `rows`, the training curve from the round's first iteration on, each with its `accuracy`.
+    """The phase of the iteration that follows `rows`, the training curve from the round's first
+    iteration on, each with its `accuracy`.
 
     Phases follow each other in their order, the first one after the last.
     """
@@ -29,4 +32,8 @@ def _is_over(phase: Phase, accuracies: Sequence[float]) -> bool:
     if phase.iterations is not None and len(accuracies) >= phase.iterations:
         return True
     bar = phase.until
-    return bar is not None and len(accuracies) >= bar.over and sum(accuracies[-bar.over :]) / bar.over >= bar.accuracy
+    return (
+        bar is not None
+        and len(accuracies) >= bar.over
+        and sum(accuracies[-bar.over :]) / bar.over >= bar.accuracy
+    )

@@ -1,10 +1,13 @@
-"""DeepSpeed under the optimisation loop: ZeRO 1 to 3, with weights and moments read and written whole, by name.
+"""DeepSpeed under the optimisation loop: ZeRO 1 to 3, with weights and moments read and written
+whole, by name.
 
-DeepSpeed keeps optimizer states (1), gradients too (2), or weights too (3) in parts, one on each rank. Everything that leaves this module
-is whole again: a saved state has the same names and shapes under every ZeRO stage and number of ranks, so that a run goes on under
-another, and there is no conversion of checkpoints and no pickle.
+DeepSpeed keeps optimizer states (1), gradients too (2), or weights too (3) in parts, one on each
+rank. Everything that leaves this module is whole again: a saved state has the same names and shapes
+under every ZeRO stage and number of ranks, so that a run goes on under another, and there is no
+conversion of checkpoints and no pickle.
 
-Gradients are sums over ranks, as everywhere here: DeepSpeed takes means, which the loss is scaled up for.
+Gradients are sums over ranks, as everywhere here: DeepSpeed takes means, which the loss is scaled
+up for.
 """
 
 import copy
@@ -30,11 +33,18 @@ KEPT_WHOLE = 100_000  # parameters of no more numbers stay whole under ZeRO 3
 
 def adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
     """The optimizer of every training."""
-    return torch.optim.AdamW(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=True)
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        foreach=True,
+    )
 
 
 class Sharded(Generic[Model]):
-    """A model under ZeRO. `model` is what losses are computed with: the given one, or under ZeRO 3 a copy of it that is kept in parts."""
+    """A model under ZeRO. `model` is what losses are computed with: the given one, or under ZeRO 3
+    a copy of it that is kept in parts."""
 
     def __init__(self, model: Model, settings: Optimizer, launch: Launch) -> None:
         self.given, self.zero = model, launch.zero
@@ -42,8 +52,12 @@ class Sharded(Generic[Model]):
         self.stale = False
         kind = next(model.parameters()).dtype
         if kind == torch.float16:
-            raise TrainingError("float16 cannot be trained under ZeRO: its loss scale would not be resumed", where="compute.dtype",
-                                got="float16", wanted="bfloat16 or float32")  # fmt: skip
+            raise TrainingError(
+                "float16 cannot be trained under ZeRO: its loss scale would not be resumed",
+                where="compute.dtype",
+                got="float16",
+                wanted="bfloat16 or float32",
+            )
         zero: dict[str, Any] = {"stage": self.zero}
         if self.zero == 3:
             zero["stage3_param_persistence_threshold"] = KEPT_WHOLE
@@ -59,14 +73,22 @@ class Sharded(Generic[Model]):
             "bf16": {"enabled": kind == torch.bfloat16},
         }
         optimizer = adamw((p for p in self.model.parameters() if p.requires_grad), settings)
-        self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[0]
-        self.parameters = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[
+            0
+        ]
+        self.parameters = {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Adds the gradients of a micro-batch; on the last one of a step they are complete on every rank."""
+        """Adds the gradients of a micro-batch; on the last one of a step they are complete on every
+        rank."""
         self.engine.set_gradient_accumulation_boundary(last)
         self.engine.backward(loss * distributed.size(), scale_wrt_gas=False)
-        # DeepSpeed would do this in its forward, which the losses do not go through: the next micro-batch adds to this one's gradients.
+        # DeepSpeed would do this in its forward, which the losses do not go through: the next
+        # micro-batch adds to this one's gradients.
         self.engine.optimizer.clear_backward_seen_flag()
 
     def step(self, rate: float) -> float:
@@ -78,7 +100,8 @@ class Sharded(Generic[Model]):
         return float(self.engine.get_global_grad_norm())
 
     def follow(self) -> None:
-        """Brings the given model, whole on every rank, up to date with the parts. All ranks must call it."""
+        """Brings the given model, whole on every rank, up to date with the parts. All ranks must
+        call it."""
         if self.zero == 3 and self.stale:
             pairs = list(zip(self.model.parameters(), self.given.parameters(), strict=True))
             gather = _deepspeed().zero.GatheredParameters
@@ -90,7 +113,8 @@ class Sharded(Generic[Model]):
         self.stale = False
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Trained weights in float32 or wider and moments, whole, on the first rank; nothing on the others. All ranks must call it."""
+        """Trained weights in float32 or wider and moments, whole, on the first rank; nothing on the
+        others. All ranks must call it."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         tensors: dict[str, torch.Tensor] = {}
@@ -106,18 +130,26 @@ class Sharded(Generic[Model]):
         return tensors
 
     def load_state(self, tensors: dict[str, torch.Tensor], num_steps: int) -> None:
-        """Continues from what `state` returned, whatever the ZeRO stage and the number of ranks were."""
+        """Continues from what `state` returned, whatever the ZeRO stage and the number of ranks
+        were."""
         if num_steps:
             self._make_moments()
         for name, parameter in self.parameters.items():
             value = tensors[f"model.{name}"].to(parameter.device)
             self._set(parameter, value)
             if self.zero == 3:
-                with _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+                with (
+                    _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0),
+                    torch.no_grad(),
+                ):
                     parameter.copy_(value)
             for key in _MOMENTS if num_steps else ():
                 # a state of plain AdamW has no moments of what no loss had reached yet
-                moment = tensors[f"optimizer.{key}.{name}"] if f"optimizer.step.{name}" in tensors else torch.zeros_like(value)
+                moment = (
+                    tensors[f"optimizer.{key}.{name}"]
+                    if f"optimizer.step.{name}" in tensors
+                    else torch.zeros_like(value)
+                )
                 self._set(parameter, moment.to(parameter.device), key)
         for state in self.engine.optimizer.optimizer.state.values():
             state["step"].fill_(num_steps)
@@ -132,11 +164,17 @@ class Sharded(Generic[Model]):
                 moments = {key: torch.zeros_like(part) for key in _MOMENTS}
                 self.engine.optimizer.optimizer.state[part] = {"step": torch.tensor(0.0), **moments}
         else:  # a step of nothing also links the moments to their parameters
-            self.backward(sum((parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())), last=True)
+            self.backward(
+                sum(
+                    (parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())
+                ),
+                last=True,
+            )
             self.step(0.0)
 
     def _set(self, parameter: nn.Parameter, value: torch.Tensor, moment: str | None = None) -> None:
-        """Puts a whole tensor into the parts of a parameter's wide weights, or of one of its moments."""
+        """Puts a whole tensor into the parts of a parameter's wide weights, or of one of its
+        moments."""
         from deepspeed.utils import (
             safe_set_full_fp32_param,
             safe_set_full_optimizer_state,
@@ -149,7 +187,9 @@ class Sharded(Generic[Model]):
         else:  # its way for whole tensors fails where the number of ranks does not divide them
             set_weights, set_moment = safe_set_local_fp32_param, safe_set_local_optimizer_state
             size = cast(Any, parameter).ds_tensor.numel()
-            padded = torch.cat([value.flatten(), value.new_zeros(size * distributed.size() - value.numel())])
+            padded = torch.cat(
+                [value.flatten(), value.new_zeros(size * distributed.size() - value.numel())]
+            )
             value = padded[size * distributed.rank() :][:size]
         if moment is None:
             set_weights(parameter, value)
@@ -163,10 +203,17 @@ def _deepspeed() -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise TrainingError("DeepSpeed is not installed", where="launch.zero", got=error, wanted="launch.zero: 0, or the package",
-                            do="pip install 'tracerl[deepspeed]'") from error  # fmt: skip
+        raise TrainingError(
+            "DeepSpeed is not installed",
+            where="launch.zero",
+            got=error,
+            wanted="launch.zero: 0, or the package",
+            do="pip install 'tracerl[deepspeed]'",
+        ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)  # of functions that DeepSpeed calls by their old names
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.", FutureWarning
+    )  # of functions that DeepSpeed calls by their old names
     if not torch.cuda.is_available():
         # Its shared-memory collectives are compiled at first use, for a minute; gloo's do.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})

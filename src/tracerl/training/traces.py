@@ -1,4 +1,5 @@
-"""Known solutions as traces for SFT: rows of the store whose step map is the model's own preferred order."""
+"""Known solutions as traces for SFT: rows of the store whose step map is the model's own preferred
+order."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,17 +21,28 @@ def preferred_solutions(
     occasion: Occasion,
     on_done: Callable[[int], None],
 ) -> list[Rollout]:
-    """The worked solution of every task, with the step map of the model's own preferred order. Ranks share the tasks."""
-    recorded = {**recorded_settings(settings.sampler, model), "cache_mode": "none", "remasking": "preferred"}
+    """The worked solution of every task, with the step map of the model's own preferred order.
+    Ranks share the tasks."""
+    recorded = {
+        **recorded_settings(settings.sampler, model),
+        "cache_mode": "none",
+        "remasking": "preferred",
+    }
     attention = model.family.attention
     rollouts = []
     own = tasks[distributed.own_slice(len(tasks))]
     for start in range(0, len(own), settings.batch_size):
         batch = own[start : start + settings.batch_size]
-        known = [completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer, attention) for task in batch]
-        ordered = preferred_order(model, known, settings.block_size, settings.pick, settings.step_tokens)
+        known = [
+            completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer, attention)
+            for task in batch
+        ]
+        ordered = preferred_order(
+            model, known, settings.block_size, settings.pick, settings.step_tokens
+        )
         rollouts += [
-            occasion.row(task, 0, t, task.solution, "correct", {"correct": 1.0}, recorded) for task, t in zip(batch, ordered, strict=True)
+            occasion.row(task, 0, t, task.solution, "correct", {"correct": 1.0}, recorded)
+            for task, t in zip(batch, ordered, strict=True)
         ]
         on_done(len(batch))
     on_done(len(tasks) - len(own))

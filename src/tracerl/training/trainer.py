@@ -1,8 +1,10 @@
-"""The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with globally counted denominators.
+"""The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with
+globally counted denominators.
 
-SFT, the policy and the value model run on it. All of its state, weights and moments and step count, is plain tensors and one
-number, so that a resumed run continues bit for bit. Of several ranks each brings its micro-batches, as many as the others, and gradients
-are summed; under ZeRO (launch.zero 1 to 3) DeepSpeed keeps the states in parts, see sharded.py.
+SFT, the policy and the value model run on it. All of its state, weights and moments and step count,
+is plain tensors and one number, so that a resumed run continues bit for bit. Of several ranks each
+brings its micro-batches, as many as the others, and gradients are summed; under ZeRO (launch.zero 1
+to 3) DeepSpeed keeps the states in parts, see sharded.py.
 """
 
 import math
@@ -33,24 +35,34 @@ class Trainer(Generic[Model]):
     `total_steps` is where the rate schedule ends. launch: how states are sharded, if they are.
     """
 
-    def __init__(self, model: Model, settings: Optimizer, total_steps: int, launch: Launch | None = None) -> None:
+    def __init__(
+        self, model: Model, settings: Optimizer, total_steps: int, launch: Launch | None = None
+    ) -> None:
         self.settings, self.total_steps = settings, total_steps
         self.num_steps = 0
-        self.sharded = Sharded(model, settings, launch) if launch is not None and launch.zero else None
+        self.sharded = (
+            Sharded(model, settings, launch) if launch is not None and launch.zero else None
+        )
         self.model = model if self.sharded is None else self.sharded.model
-        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         self.optimizer = adamw(self.parameters.values(), settings)
 
     def follow(self) -> None:
-        """Brings the model that was given, which samples and is published, up to date with the trained one. All ranks must call it."""
+        """Brings the model that was given, which samples and is published, up to date with the
+        trained one. All ranks must call it."""
         if self.sharded is not None:
             self.sharded.follow()
 
     def step(self, losses: Sequence[Callable[[], torch.Tensor]]) -> StepStats:
-        """One optimizer step on the sum of `losses` over all ranks, each a micro-batch that is run and back-propagated in turn.
+        """One optimizer step on the sum of `losses` over all ranks, each a micro-batch that is run
+        and back-propagated in turn.
 
-        Raises TrainingError if the loss or the gradient norm is not finite: with the weights untouched, except that DeepSpeed has made its
-        step when it knows the norm.
+        Raises TrainingError if the loss or the gradient norm is not finite: with the weights
+        untouched, except that DeepSpeed has made its step when it knows the norm.
         """
         rate = rate_at(self.num_steps, self.total_steps, self.settings)
         self.optimizer.zero_grad(set_to_none=True)
@@ -71,8 +83,12 @@ class Trainer(Generic[Model]):
 
     def _apply(self, rate: float) -> float:
         """AdamW on the gradients summed over ranks; returns their norm before clipping."""
-        distributed.add_up([parameter.grad for parameter in self.parameters.values() if parameter.grad is not None])
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm))
+        distributed.add_up(
+            [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        )
+        norm = float(
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm)
+        )
         self._check(norm, "gradient norm")
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -81,10 +97,15 @@ class Trainer(Generic[Model]):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Trained weights, moments and step count, by name. All ranks must call it."""
-        return {**(self._state() if self.sharded is None else self.sharded.state()), "num_steps": torch.tensor(self.num_steps)}
+        return {
+            **(self._state() if self.sharded is None else self.sharded.state()),
+            "num_steps": torch.tensor(self.num_steps),
+        }
 
     def _state(self) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {f"model.{name}": parameter for name, parameter in self.parameters.items()}
+        tensors: dict[str, torch.Tensor] = {
+            f"model.{name}": parameter for name, parameter in self.parameters.items()
+        }
         for name, parameter in self.parameters.items():
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -99,12 +120,15 @@ class Trainer(Generic[Model]):
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"model.{name}"])
-                if f"optimizer.step.{name}" in tensors:  # what no loss has reached yet has no moments
+                if (
+                    f"optimizer.step.{name}" in tensors
+                ):  # what no loss has reached yet has no moments
                     keys = ("step", "exp_avg", "exp_avg_sq")
                     state = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
                     # The step count stays where AdamW keeps it, in host memory.
                     self.optimizer.state[parameter] = {
-                        key: v if key == "step" else v.to(parameter.device, parameter.dtype) for key, v in state.items()
+                        key: v if key == "step" else v.to(parameter.device, parameter.dtype)
+                        for key, v in state.items()
                     }
 
     def _check(self, value: float, name: str) -> None:
@@ -119,7 +143,8 @@ class Trainer(Generic[Model]):
 
 
 def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:
-    """Learning rate of a 0-based step: linear warm-up, constant, then a linear fall to zero over the last share `decay` of the steps."""
+    """Learning rate of a 0-based step: linear warm-up, constant, then a linear fall to zero over
+    the last share `decay` of the steps."""
     rise = min(1.0, (step + 1) / settings.warmup) if settings.warmup else 1.0
     fall_steps = settings.decay * total_steps
     fall = min(1.0, (total_steps - step) / fall_steps) if fall_steps else 1.0
@@ -127,7 +152,8 @@ def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:
 
 
 def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Indices packed into micro-batches of rows of similar length, each at most `max_tokens` after padding (or one row)."""
+    """Indices packed into micro-batches of rows of similar length, each at most `max_tokens` after
+    padding (or one row)."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i), reverse=True):
         if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= max_tokens:
@@ -138,7 +164,8 @@ def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
 
 
 def together(lengths: list[int], max_tokens: int) -> list[list[int]]:
-    """Indices in micro-batches of at most `max_tokens` tokens in all (or one index), for examples that share rows."""
+    """Indices in micro-batches of at most `max_tokens` tokens in all (or one index), for examples
+    that share rows."""
     batches: list[list[int]] = []
     total = 0
     for index, length in enumerate(lengths):
