@@ -252,6 +252,7 @@ def profile(
         "dtype": "bfloat16",
         "attention": "auto",
         "checkpoint_layers": False,
+        "vectors": "avx2",
     }
     params["tasks"]["sets"] = {
         name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]}

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -63,6 +64,7 @@ def load(*, ranks: bool = False) -> Params:
     import torch  # stages that compute nothing with it read the file themselves and start seconds sooner
 
     params = load_params(ROOT / "params.yaml")
+    pin_vectors(params.compute.vectors)
     torch.set_num_threads(params.threads)
     if (
         ranks
@@ -73,6 +75,53 @@ def load(*, ranks: bool = False) -> Params:
     if ranks:
         distributed.join()
     return params
+
+
+def pin_vectors(vectors: str) -> None:
+    """Keeps torch's CPU kernels to vectors of one width (`compute.vectors`), so that every x86 CPU
+    that has them gives the same bits.
+
+    torch reads the variable when it first computes, which is after this. Raises ParamsError if this
+    CPU lacks these instructions, or if torch has chosen its kernels before. No effect on ARM.
+    """
+    import torch
+
+    if vectors == "widest":
+        os.environ.pop("ATEN_CPU_CAPABILITY", None)
+        return
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return
+    flags = cpu_flags()
+    needs = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512vl", "avx512bw", "avx512dq"}}
+    if flags and not needs[vectors] <= flags:
+        raise ParamsError(
+            "this CPU has no vector instructions of this width",
+            where="params.yaml: compute.vectors",
+            got=vectors,
+            do="set compute.vectors: widest; numbers then differ from other machines' in their last bits",
+        )
+    os.environ["ATEN_CPU_CAPABILITY"] = vectors
+    used = torch.backends.cpu.get_cpu_capability().lower()
+    if used != vectors:
+        raise ParamsError(
+            "torch computes with vectors of another width",
+            where="params.yaml: compute.vectors",
+            got=used,
+            wanted=vectors,
+            do=f"start the process with ATEN_CPU_CAPABILITY={vectors} in its environment",
+        )
+
+
+def cpu_flags() -> set[str]:
+    """The instruction sets that Linux says this CPU has; empty where it cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    for line in lines:
+        if line.startswith("flags"):
+            return set(line.partition(":")[2].split())
+    return set()
 
 
 def trainable(tasks: Sequence[Task]) -> list[Task]:

@@ -1,7 +1,14 @@
 """Order of the suite: files that take minutes go first, so that no worker is left alone with one of
-them at the end."""
+them at the end.
+
+And one vector width, that of the shipped params, for tests that compute in this process.
+"""
+
+import os
 
 import pytest
+
+os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")
 
 SLOW = ("test_resume.py", "test_pipeline.py", "test_served.py", "test_families.py", "test_code.py")
 

@@ -350,7 +350,9 @@ def export(
     from tracerl.config import Compute
     from tracerl.models.export import export_checkpoint
 
-    compute = Compute(device="cpu", dtype=dtype.value, attention="auto", checkpoint_layers=False)
+    compute = Compute(
+        device="cpu", dtype=dtype.value, attention="auto", checkpoint_layers=False, vectors="avx2"
+    )
     print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
 
 
@@ -725,7 +727,13 @@ def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
 
     return load_checkpoint(
         directory,
-        Compute(device=device.value, dtype="stored", attention="auto", checkpoint_layers=False),
+        Compute(
+            device=device.value,
+            dtype="stored",
+            attention="auto",
+            checkpoint_layers=False,
+            vectors="avx2",
+        ),
     )
 
 

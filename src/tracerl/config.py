@@ -841,13 +841,16 @@ class Compute(Section):
 
     attention: the back end, see models/attention.py. checkpoint_layers: whether training keeps only
     what enters each layer and computes the rest again in the backward pass, which takes a third
-    more time and a fraction of the memory.
+    more time and a fraction of the memory. vectors: the widest vector instructions that torch's own
+    CPU kernels use ("widest": all that this CPU has); other widths add in another order, so that
+    numbers differ in their last bits. No effect on a GPU or on ARM.
     """
 
     device: Literal["auto", "cpu", "cuda"]
     dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
     attention: Literal["auto", "sdpa", "sparse", "flex", "flash"]
     checkpoint_layers: bool
+    vectors: Literal["avx2", "avx512", "widest"]
 
 
 class Launch(Section):

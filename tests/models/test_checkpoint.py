@@ -187,7 +187,10 @@ def test_a_loaded_checkpoint_samples_what_the_saved_model_samples(family, tmp_pa
 
 def test_a_checkpoint_can_be_loaded_in_another_precision(saved):
     model, _ = load_checkpoint(
-        saved, Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
+        saved,
+        Compute(
+            device="cpu", dtype="float64", attention="auto", checkpoint_layers=False, vectors="avx2"
+        ),
     )
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
     assert torch.equal(model.lm_head.weight.float(), model_of("sdar").lm_head.weight)

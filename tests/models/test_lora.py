@@ -35,7 +35,9 @@ from tracerl.seeds import generator_for
 from tracerl.training.trainer import Trainer
 
 TOKENIZER = character_tokenizer()
-CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
+CPU = Compute(
+    device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
+)
 LORA = Lora(rank=4, alpha=8.0, dropout=0.0, targets=["q_proj", "v_proj", "o_proj", "down_proj"])
 IDS = torch.arange(2, 14).reshape(2, 6)
 
@@ -134,7 +136,9 @@ def test_a_saved_adapter_is_small_and_comes_back_with_its_base(base, tmp_path):
 @torch.no_grad()
 def test_an_adapter_follows_its_base_into_another_precision(base, tmp_path):
     save_checkpoint(trained(base), TOKENIZER, tmp_path / "adapter")
-    half = Compute(device="cpu", dtype="bfloat16", attention="auto", checkpoint_layers=False)
+    half = Compute(
+        device="cpu", dtype="bfloat16", attention="auto", checkpoint_layers=False, vectors="avx2"
+    )
     for model in (
         load_checkpoint(tmp_path / "adapter", half)[0],
         load_for_training(tmp_path / "adapter", half, LORA, generator_for(1))[0],

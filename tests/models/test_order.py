@@ -46,7 +46,9 @@ MODULE: dict[str, Any] = {
     "order_score": "module",
 }
 TOKENIZER = character_tokenizer()
-CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
+CPU = Compute(
+    device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
+)
 
 
 def saved(folder: Path, **changes: Any) -> Transformer:

@@ -20,7 +20,9 @@ from tracerl.rewards.questions import Question, prompt_of
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
-COMPUTE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
+COMPUTE = Compute(
+    device="cpu", dtype="float64", attention="auto", checkpoint_layers=False, vectors="avx2"
+)
 TASK = Task("t", "t", "sums", "train", 3, "4+7+5=", "16", "")
 QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [
     Question(TASK, ("no idea " * n,)) for n in (1, 9)

@@ -129,7 +129,9 @@ def test_the_key_is_sent_and_stands_nowhere_else(server):
     assert scores(server, "locked", STEPS, KEY) == [1.0, -1.0, 1.0]
     asked = settings(server, "locked", api_key_variable="THE_KEY")
     assert KEY not in repr(asked) + str(seen(server)["bodies"])
-    compute = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
+    compute = Compute(
+        device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
+    )
     assert make_judge("strict", asked, Path(), compute, KEY)(STEPS[:1]) == [Answer(1.0)]
     with pytest.raises(ParamsError, match="export THE_KEY"):
         make_judge("strict", asked, Path(), compute, None)

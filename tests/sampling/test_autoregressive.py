@@ -30,8 +30,12 @@ from tracerl.sampling.sampler import Request
 from tracerl.seeds import key_for
 from tracerl.types import Task
 
-CPU = Compute(device="cpu", dtype="stored", attention="auto", checkpoint_layers=False)
-DOUBLE = Compute(device="cpu", dtype="float64", attention="auto", checkpoint_layers=False)
+CPU = Compute(
+    device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
+)
+DOUBLE = Compute(
+    device="cpu", dtype="float64", attention="auto", checkpoint_layers=False, vectors="avx2"
+)
 KINDS = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),

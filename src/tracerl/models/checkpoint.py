@@ -122,7 +122,7 @@ def load_checkpoint(
     that is not there.
     """
     compute = compute or Compute(
-        device="cpu", dtype="stored", attention="auto", checkpoint_layers=False
+        device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
     )
     if (directory / _ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
         config = read_json(directory / _ADAPTER_CONFIG)
