@@ -128,7 +128,7 @@ def rank_of(options: argparse.Namespace) -> None:
     marks = []
 
     def mark(done: int, total: int, text: str) -> None:
-        distributed.wait_for_all()
+        distributed.barrier()
         marks.append(time.perf_counter())
 
     launch = Launch(

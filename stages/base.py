@@ -14,14 +14,14 @@ from tracerl import distributed
 from tracerl.config import Params
 from tracerl.disk import write_json
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
-from tracerl.models.checkpoint import load_checkpoint, placed, policy_hash, save_checkpoint
+from tracerl.models.checkpoint import apply_compute, load_checkpoint, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
 
 
 def main() -> None:
-    params = context.load(ranks=distributed.launched())
+    params = context.load(ranks=distributed.is_launched())
     if params.base.path is None:
         params = context.load(ranks=True)
         train_and_publish("base", params, params.base, params.base.train, "tasks", new_base)
@@ -35,7 +35,7 @@ def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
     architecture = Architecture(
         **shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
     )
-    return placed(
+    return apply_compute(
         new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute
     ), tokenizer
 

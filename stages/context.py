@@ -68,7 +68,7 @@ def load(*, ranks: bool = False) -> Params:
     torch.set_num_threads(params.threads)
     if (
         ranks
-        and not distributed.launched()
+        and not distributed.is_launched()
         and (params.launch.ranks > 1 or params.launch.hosts or params.launch.zero)
     ):
         _launch(params.launch)
@@ -183,8 +183,8 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
     """
     name = f"{stage}-{_fingerprint(params, section if isinstance(section, tuple) else (section,), inputs)}"
     if not distributed.is_first():
-        distributed.wait_for_all()  # until the first rank has cleared and locked the place
-        return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
+        distributed.barrier()  # until the first rank has cleared and locked the place
+        return Workspace(SCRATCH / name, lambda: distributed.is_set_on_any_rank(_stop_asked))
     for other in SCRATCH.glob(f"{stage}-*"):
         if other.name != name and re.fullmatch(
             re.escape(stage) + r"-[0-9a-f]{12}(\.tmp)?", other.name
@@ -193,8 +193,8 @@ def workspace(stage: str, params: Params, section: Any, inputs: Sequence[Path]) 
             shutil.rmtree(other)
     (SCRATCH / name).mkdir(parents=True, exist_ok=True)
     _lock(SCRATCH / name, stage)
-    distributed.wait_for_all()
-    return Workspace(SCRATCH / name, lambda: distributed.any_of(_stop_asked))
+    distributed.barrier()
+    return Workspace(SCRATCH / name, lambda: distributed.is_set_on_any_rank(_stop_asked))
 
 
 def measure(stage: str, *models: object) -> None:
@@ -275,7 +275,7 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
     except TracerlError as error:
         sys.exit(f"error: {error}")
     except RuntimeError as error:
-        if not distributed.is_loss_of_others(error):
+        if not distributed.is_peer_failure(error):
             raise
         sys.exit(
             f"stopped: rank {distributed.rank()} lost the others ({str(error).splitlines()[0]})"

@@ -253,9 +253,9 @@ def main(folder: Path) -> None:
                 {name: tensor.contiguous() for name, tensor in loaded.items()},
                 folder / f"half-reached-{zero}.safetensors",
             )
-    every = distributed.gathered(list(range(7))[distributed.own_slice(7)])
-    shares = [distributed.share(list(range(n))) for n in (1, 2, 5)]
-    texts = distributed.gathered([json.dumps([every, shares])])
+    every = distributed.all_gather(list(range(7))[distributed.rank_slice(7)])
+    shares = [distributed.shard_padded(list(range(n))) for n in (1, 2, 5)]
+    texts = distributed.all_gather([json.dumps([every, shares])])
     if distributed.is_first():
         (folder / "shares.json").write_text(json.dumps([json.loads(text) for text in texts]))
 

@@ -1,15 +1,13 @@
-"""The processes that run a stage together: which of them this is, its share of the work, and what
-all of them must know.
+"""The ranks of a stage: which process this is, its share of the work, and collectives.
 
-A world of one needs no launcher and no process group, and every function here then gives back what
-it was given: there is one code for one process and for many. Prompts are shared out as contiguous
-slices and micro-batches one by one; denominators, filters and draws are taken over the whole before
-that, so that a result depends on the number of ranks by rounding only. Every rank sees the same
-workspace (on several machines, a file system they share) and knows every response; the first one
-writes and publishes.
+With one process no launcher and no process group are needed, and every function returns what it was
+passed: the same code runs on one process and on many. Prompts are split into contiguous slices,
+micro-batches are dealt out one by one. Denominators, filters and draws are computed over all of
+them before that, so that a result depends on the number of ranks by rounding only. All ranks use
+the same workspace (on several machines, on a file system they share) and hold every response; the
+first rank writes and publishes.
 
-What ranks send each other are their own records, over the process group of the launcher that
-started them.
+Ranks exchange their own Python objects over the process group of the launcher that started them.
 """
 
 import atexit
@@ -20,48 +18,47 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:  # a stage without tensors does not wait for torch
+if TYPE_CHECKING:  # stages without tensors do not import torch
     import torch
 
 Item = TypeVar("Item")
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE = timedelta(hours=6)  # of a rank that waits for one with longer responses
+_TIMEOUT = timedelta(hours=6)  # a rank may wait this long for one with longer responses
 
-_rank, _size = 0, 1
+# State of the process, set once by `join`; the process group of torch is as global.
+_rank = 0
+_size = 1
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether a launcher (torchrun, DeepSpeed's) started this process."""
     return all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR"))
 
 
 def join() -> None:
-    """Makes this process a rank of the world its launcher announced; nothing to do without one.
+    """Joins the process group that the launcher announced; does nothing without a launcher.
 
-    A rank ends with its launcher, however that ends: launchers start ranks in sessions of their
-    own, where no terminal reaches them.
+    A rank is sent SIGTERM when its launcher ends: launchers start ranks in sessions of their own,
+    which the signals of a terminal do not reach.
     """
     global _rank, _size
     import torch
     import torch.distributed as dist
 
-    if not launched() or dist.is_initialized():
+    if not is_launched() or dist.is_initialized():
         return
     if not torch.cuda.is_available():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # DeepSpeed would look for others, and warn that it found none
+        # DeepSpeed would look for other accelerators, and warn that it found none.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=_PATIENCE
-    )
-    _rank, _size = dist.get_rank(), dist.get_world_size()
-    atexit.register(
-        dist.destroy_process_group
-    )  # before the interpreter takes its threads' ground away
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=_TIMEOUT)
+    _rank = dist.get_rank()
+    _size = dist.get_world_size()
+    atexit.register(dist.destroy_process_group)  # must run before interpreter shutdown
 
 
 def rank() -> int:
@@ -79,39 +76,40 @@ def is_first() -> bool:
     return rank() == 0
 
 
-def own_slice(number: int) -> slice:
-    """This rank's part of `number` things in a row. Parts differ by one at most; some are empty if
-    there are more ranks than things."""
-    return slice(number * rank() // size(), number * (rank() + 1) // size())
+def rank_slice(num_items: int) -> slice:
+    """This rank's contiguous slice of `num_items` items.
+
+    Lengths differ by at most one; some slices are empty if there are more ranks than items.
+    """
+    return slice(num_items * rank() // size(), num_items * (rank() + 1) // size())
 
 
-def share(items: Sequence[Item]) -> list[tuple[Item, bool]]:
-    """This rank's items, as many on every rank, each with whether it counts: what evens out the
-    number is run and counts for nothing.
+def shard_padded(items: Sequence[Item]) -> list[tuple[Item, bool]]:
+    """`(item, is_real)` pairs of this rank, padded with repeats so that every rank runs the same
+    number of passes (sharded training needs that); a repeat must not count.
 
-    Sharded training needs as many passes on every rank. Raises ValueError if there is nothing to
-    share out.
+    Raises ValueError if there are no items.
     """
     if not items:
-        raise ValueError("nothing to share out")
-    each = -(-len(items) // size())
-    own = [items[i] for i in range(rank(), len(items), size())]
-    return [(item, True) for item in own] + [(items[0], False)] * (each - len(own))
+        raise ValueError("there are no items to shard")
+    length = -(-len(items) // size())
+    shard = [(items[i], True) for i in range(rank(), len(items), size())]
+    return shard + [(items[0], False)] * (length - len(shard))
 
 
-def gathered(own: list[Item]) -> list[Item]:
-    """Every rank's list, one after the other in the order of ranks, on every rank."""
+def all_gather(items: list[Item]) -> list[Item]:
+    """The lists of all ranks, concatenated in the order of ranks, on every rank."""
     if size() == 1:
-        return own
+        return items
     import torch.distributed as dist
 
     parts: list[Any] = [None] * size()
-    dist.all_gather_object(parts, own)
+    dist.all_gather_object(parts, items)
     return [item for part in parts for item in part]
 
 
-def summed(values: Mapping[str, float]) -> dict[str, float]:
-    """Numbers added up over ranks, in float64."""
+def all_reduce_sum(values: Mapping[str, float]) -> dict[str, float]:
+    """Sums over ranks, in float64, by key; every rank must pass the same keys in the same order."""
     if size() == 1:
         return dict(values)
     import torch
@@ -122,8 +120,8 @@ def summed(values: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(values, total.tolist(), strict=True))
 
 
-def add_up(tensors: "Sequence[torch.Tensor]") -> None:
-    """Replaces tensors, of one dtype and device, by their sums over ranks."""
+def all_reduce_sum_(tensors: "Sequence[torch.Tensor]") -> None:
+    """Replaces tensors, all of one dtype and device, by their sums over ranks."""
     if size() == 1 or not tensors:
         return
     import torch
@@ -131,26 +129,24 @@ def add_up(tensors: "Sequence[torch.Tensor]") -> None:
 
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat)
-    for tensor, part in zip(
-        tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True
-    ):
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
-def any_of(flag: bool) -> bool:
+def is_set_on_any_rank(flag: bool) -> bool:
     """Whether the flag is set on any rank."""
-    return summed({"flag": float(flag)})["flag"] > 0
+    return all_reduce_sum({"flag": float(flag)})["flag"] > 0
 
 
-def wait_for_all() -> None:
-    """Returns when every rank has come here."""
+def barrier() -> None:
+    """Returns when every rank has called it."""
     if size() > 1:
         import torch.distributed as dist
 
         dist.barrier()
 
 
-def is_loss_of_others(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank is gone, which says nothing about why: that
-    rank's own error does."""
+def is_peer_failure(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank died; that rank's log has the cause."""
     return size() > 1 and (type(error).__name__.startswith("Dist") or "gloo" in str(error))

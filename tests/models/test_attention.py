@@ -62,8 +62,8 @@ def test_which_masks_are_prefixes():
     live = Layout(rows, rows, rows, first_keys=torch.tensor([6, 2]), num_keys=8).prefix()
     assert live is not None
     assert live.tolist() == [6, 2]
-    left_padded = Layout(rows, rows, torch.tensor([[PAD, CLEAN, CLEAN, CLEAN]] * 2))
-    assert left_padded.prefix() is None, "the first keys are padding"
+    pad_left = Layout(rows, rows, torch.tensor([[PAD, CLEAN, CLEAN, CLEAN]] * 2))
+    assert pad_left.prefix() is None, "the first keys are padding"
     blocks = torch.tensor([[0, 0, 1, 1]] * 2)
     assert Layout(rows, blocks, torch.zeros_like(rows)).prefix() is None, (
         "two blocks see different keys"

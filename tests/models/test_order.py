@@ -22,6 +22,7 @@ from tests.tiny import (
 )
 from tracerl.config import Compute, Lora
 from tracerl.errors import CheckpointError, DataError
+from tracerl.models.auxiliary import WEIGHTS
 from tracerl.models.checkpoint import (
     load_checkpoint,
     load_for_training,
@@ -30,7 +31,6 @@ from tracerl.models.checkpoint import (
 )
 from tracerl.models.families import FAMILIES
 from tracerl.models.order import FOLDER, fit_order_module
-from tracerl.models.side import WEIGHTS
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel

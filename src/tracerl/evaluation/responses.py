@@ -99,7 +99,7 @@ def respond(
                 )
             )
             owners.append((task, index))
-    share = distributed.own_slice(len(owners))
+    share = distributed.rank_slice(len(owners))
     requests, owners = requests[share], owners[share]
     if isinstance(model, Transformer):
         trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
@@ -133,7 +133,7 @@ def respond(
                 task, index, trajectory, text, verdict.verdict, parts, recorded, verdict.detail
             )
         )
-    every = distributed.gathered(rollouts)
+    every = distributed.all_gather(rollouts)
     if on_done is not None and len(every) > len(rollouts):
         on_done(len(every) - len(rollouts))
     return every

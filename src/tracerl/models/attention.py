@@ -86,22 +86,24 @@ def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
         )
     if backend == "auto" and device.type == "cpu":
         backend = (
-            "sparse" if layout.themselves and layout.blocks.shape[1] >= _LONG_ON_CPU else "sdpa"
+            "sparse"
+            if layout.is_self_attention and layout.blocks.shape[1] >= _LONG_ON_CPU
+            else "sdpa"
         )
     if backend == "auto":
         backend = "flash" if flash_installed() else "flex"
-        if backend == "flex" and not (layout.themselves and layout.blocks.shape[1] >= _LONG):
+        if backend == "flex" and not (layout.is_self_attention and layout.blocks.shape[1] >= _LONG):
             backend = "sdpa"
         if (
             backend == "flash"
-            and layout.themselves
+            and layout.is_self_attention
             and gradients
             and layout.blocks.shape[1] >= _LONG
         ):
             backend = "flex"
     if backend == "flex":
         return _blocked(layout)
-    if backend == "sparse" and layout.themselves:
+    if backend == "sparse" and layout.is_self_attention:
         return Chunks(chunks_of(layout.blocks.cpu(), layout.streams.cpu()))
     if (
         backend == "flash"
@@ -124,7 +126,7 @@ def _blocked(layout: Layout) -> BlockMask:
         ) | (q == k)
 
     rows, queries = layout.blocks.shape
-    keys = queries if layout.themselves else layout.num_keys
+    keys = queries if layout.is_self_attention else layout.num_keys
     return create_block_mask(seen, rows, None, queries, keys, device=layout.blocks.device)
 
 

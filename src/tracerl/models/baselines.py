@@ -86,7 +86,7 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     return model.eval().to(device_of(compute)), tokenizer
 
 
-def left_padded(
+def pad_left(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Prompts of several lengths as rows that end together: ids, which of them are seen, positions;

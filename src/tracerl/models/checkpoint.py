@@ -140,7 +140,7 @@ def load_checkpoint(
         )
         apply_adapter(model, directory, base)
         load_order_module(model, directory)
-        return placed(model, compute).eval(), tokenizer
+        return apply_compute(model, compute).eval(), tokenizer
     device = device_of(compute)
     config = read_config(directory)
     family = family_of(config, directory)
@@ -209,7 +209,7 @@ def load_for_training(
         model.order.requires_grad_(
             False
         )  # until a round that scores the order takes it up (fit_order_module)
-    return placed(model, compute), tokenizer
+    return apply_compute(model, compute), tokenizer
 
 
 def apply_adapter(model: Transformer, directory: Path, base: Path) -> None:
@@ -249,7 +249,7 @@ def device_of(compute: Compute) -> torch.device:
     return device
 
 
-def placed(model: Transformer, compute: Compute) -> Transformer:
+def apply_compute(model: Transformer, compute: Compute) -> Transformer:
     """A model on the device, in the precision and with the attention back end of the params."""
     model.attention, model.checkpoint_layers = compute.attention, compute.checkpoint_layers
     return model.to(

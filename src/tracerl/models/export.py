@@ -10,8 +10,8 @@ from tracerl.config import Compute
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import (
     apply_adapter,
+    apply_compute,
     load_checkpoint,
-    placed,
     policy_hash,
     save_checkpoint,
 )
@@ -37,7 +37,7 @@ def export_checkpoint(model: Path, out: Path, adapters: Sequence[Path], compute:
     for adapter in adapters:
         apply_adapter(loaded, adapter, model)
         merge_adapters(loaded)
-    placed(loaded, compute)
+    apply_compute(loaded, compute)
     aside = out.with_name(out.name + ".tmp")
     shutil.rmtree(aside, ignore_errors=True)
     save_checkpoint(loaded, tokenizer, aside)

@@ -56,7 +56,7 @@ class Layout:
         return Layout(**moved)
 
     @property
-    def themselves(self) -> bool:
+    def is_self_attention(self) -> bool:
         """Whether the keys are the queries."""
         return self.first_keys is None
 

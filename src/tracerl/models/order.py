@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tracerl.models.side import WEIGHTS, fill_module, save_module
+from tracerl.models.auxiliary import WEIGHTS, load_module, save_module
 
 if TYPE_CHECKING:
     from tracerl.models.transformer import Transformer
@@ -73,7 +73,7 @@ def load_order_module(model: "Transformer", checkpoint: Path) -> None:
     if not (checkpoint / FOLDER / WEIGHTS).is_file():
         return
     module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
-    fill_module(
+    load_module(
         module,
         checkpoint / FOLDER,
         "order module",

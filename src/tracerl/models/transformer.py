@@ -310,7 +310,7 @@ def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-class _Unfilled(TorchFunctionMode):
+class _SkipInit(TorchFunctionMode):
     """Leaves out the first values of what is made. torch would draw them on "meta" as well, and
     load its compiler for that: seconds."""
 
@@ -325,7 +325,7 @@ class _Unfilled(TorchFunctionMode):
 
 def empty_model(architecture: Architecture) -> Transformer:
     """A model without storage (on "meta"), for whoever fills it or only asks for its shapes."""
-    with torch.device("meta"), _Unfilled():
+    with torch.device("meta"), _SkipInit():
         return Transformer(architecture)
 
 

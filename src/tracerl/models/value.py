@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tracerl.models.auxiliary import load_module, save_module
 from tracerl.models.masks import Layout
-from tracerl.models.side import fill_module, save_module
 from tracerl.models.transformer import Transformer
 
 FOLDER = "value"
@@ -54,5 +54,5 @@ def load_value_model(policy: Transformer, checkpoint: Path) -> ValueModel:
     """
     model = ValueModel(policy)
     wanted = "a value model of the policy's shape, saved by a round with advantages 'gae' and the same lora"
-    fill_module(model, checkpoint / FOLDER, "value model", wanted, "set value.start to 'policy'")
+    load_module(model, checkpoint / FOLDER, "value model", wanted, "set value.start to 'policy'")
     return model

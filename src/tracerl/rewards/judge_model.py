@@ -15,7 +15,7 @@ import torch
 from tracerl.config import Compute
 from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import CheckpointError, DataError
-from tracerl.models.baselines import is_baseline, left_padded, load_baseline
+from tracerl.models.baselines import is_baseline, load_baseline, pad_left
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.questions import Answer, Judge, Question, prompt_of
 
@@ -107,7 +107,7 @@ def _scores(
     no: list[int],
     min_mass: float,
 ) -> list[Answer]:
-    ids, seen, positions = left_padded(prompts, model.device)
+    ids, seen, positions = pad_left(prompts, model.device)
     logits = model(
         input_ids=ids,
         attention_mask=seen.long(),

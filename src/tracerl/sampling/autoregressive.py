@@ -14,7 +14,7 @@ import torch
 
 from tracerl.config import Sampler
 from tracerl.errors import DataError
-from tracerl.models.baselines import left_padded
+from tracerl.models.baselines import pad_left
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
@@ -61,7 +61,7 @@ def _sample_batch(
 
     device, rows, limit = model.device, len(requests), settings.max_new_tokens
     lengths = torch.tensor([len(request.prompt_ids) for request in requests], device=device)
-    ids, seen, positions = left_padded([request.prompt_ids for request in requests], device)
+    ids, seen, positions = pad_left([request.prompt_ids for request in requests], device)
     keys, ends = (
         torch.tensor([request.key for request in requests], device=device),
         torch.tensor(list(end_ids), device=device),

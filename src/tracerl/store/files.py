@@ -41,7 +41,7 @@ def write_rollouts(path: Path, table: pa.Table) -> None:
     """
     if distributed.is_first():
         write_parquet(path, table)
-    distributed.wait_for_all()
+    distributed.barrier()
 
 
 def read_rollouts(path: Path) -> pa.Table:

@@ -43,7 +43,7 @@ class Workspace:
             directory.mkdir(parents=True, exist_ok=True)
             for aside in directory.rglob("*.tmp"):
                 aside.unlink()
-        distributed.wait_for_all()
+        distributed.barrier()
 
     def save(self, tensors: Mapping[str, torch.Tensor], progress: Mapping[str, Any]) -> None:
         """Replaces the state: after this returns on the first rank, a kill loses nothing that came

@@ -76,7 +76,7 @@ def score(
     plans = {i: trace_plan(trajectories[i], size, family, settings.shrink) for i in chosen}
     lengths = [num_layout_tokens(trajectories[i], plans[i], size, family) for i in chosen]
     scored = []
-    for packing, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
+    for packing, counts in distributed.shard_padded(packed(lengths, settings.micro_batch_tokens)):
         indices = [int(chosen[i]) for i in packing]
         views = build_views(
             [trajectories[i] for i in indices], [plans[i] for i in indices], size, family, mask_id
@@ -104,7 +104,7 @@ def token_advantages(scored: Sequence[Scored], trajectories: Sequence[Trajectory
             mine = (part.views.source == number).numpy()
             own.append((index, part.views.token[mine].numpy(), part.advantages[mine]))
     tables = [np.zeros(len(trajectory.response_ids)) for trajectory in trajectories]
-    for index, tokens, advantages in distributed.gathered(own):
+    for index, tokens, advantages in distributed.all_gather(own):
         tables[index][tokens] = advantages
     return tables
 
@@ -125,7 +125,7 @@ def update(trainer: Trainer[ValueModel], parts: Sequence[Sequence[Scored]], clip
         return loss
 
     for part in parts:
-        count = distributed.summed(
+        count = distributed.all_reduce_sum(
             {"tokens": sum(len(scored.returns) for scored in part if scored.counts)}
         )["tokens"]
         trainer.step([loss_of(scored, count) for scored in part])
@@ -135,7 +135,7 @@ def explained(scored: Sequence[Scored]) -> dict[str, float]:
     """Explained variance and squared error (halved, a mean) of the old values over all tokens of
     all ranks."""
     values, returns = (
-        np.concatenate(distributed.gathered([getattr(s, name) for s in scored if s.counts]))
+        np.concatenate(distributed.all_gather([getattr(s, name) for s in scored if s.counts]))
         for name in ("old_values", "returns")
     )
     return {

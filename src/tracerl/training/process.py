@@ -61,8 +61,8 @@ def judged_groups(
         for r, (_, texts) in zip(rollouts, parts, strict=True)
         for i in range(len(texts))
     ]
-    own = questions[distributed.own_slice(len(questions))]
-    answers = distributed.gathered(
+    own = questions[distributed.rank_slice(len(questions))]
+    answers = distributed.all_gather(
         list(side.judge(own)) if own else []
     )  # ranks share the questions
     flat = np.array([np.nan if answer.score is None else answer.score for answer in answers])

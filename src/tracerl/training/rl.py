@@ -536,7 +536,9 @@ class _Round:
             settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens
         )
         prepared, wide = [], torch.promote_types(self.model.dtype, torch.float32)
-        for packing, counts in distributed.share(packed(lengths, settings.micro_batch_tokens)):
+        for packing, counts in distributed.shard_padded(
+            packed(lengths, settings.micro_batch_tokens)
+        ):
             indices = [i for bundle in packing for i in bundles[bundle]]
             chosen, shown = [batch.trajectories[i] for i in indices], [plans[i] for i in indices]
             views = build_views(
@@ -597,7 +599,7 @@ class _Round:
 
         stats = self.trainer.step([loss_of(batch) for batch in micro_batches])
         own = sum(len(batch.weights) for batch in micro_batches if batch.counts)
-        figures = distributed.summed({**figures, "count": own})
+        figures = distributed.all_reduce_sum({**figures, "count": own})
         count = max(figures.pop("count"), 1)
         return {
             "loss": stats.loss,

@@ -216,7 +216,9 @@ def _micro_batches(
     pack = packed if settings.row_tokens is None else together
     return [
         loss_of(*item)
-        for item in distributed.share(list(enumerate(pack(lengths, settings.micro_batch_tokens))))
+        for item in distributed.shard_padded(
+            list(enumerate(pack(lengths, settings.micro_batch_tokens)))
+        )
     ]
 
 

@@ -30,7 +30,7 @@ def preferred_solutions(
     }
     attention = model.family.attention
     rollouts = []
-    own = tasks[distributed.own_slice(len(tasks))]
+    own = tasks[distributed.rank_slice(len(tasks))]
     for start in range(0, len(own), settings.batch_size):
         batch = own[start : start + settings.batch_size]
         known = [
@@ -46,4 +46,4 @@ def preferred_solutions(
         ]
         on_done(len(batch))
     on_done(len(tasks) - len(own))
-    return distributed.gathered(rollouts)
+    return distributed.all_gather(rollouts)

@@ -79,11 +79,11 @@ class Trainer(Generic[Model]):
         norm = self._apply(rate) if self.sharded is None else self.sharded.step(rate)
         self._check(norm, "gradient norm")
         self.num_steps += 1
-        return StepStats(distributed.summed({"loss": total})["loss"], norm, rate)
+        return StepStats(distributed.all_reduce_sum({"loss": total})["loss"], norm, rate)
 
     def _apply(self, rate: float) -> float:
         """AdamW on the gradients summed over ranks; returns their norm before clipping."""
-        distributed.add_up(
+        distributed.all_reduce_sum_(
             [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
         )
         norm = float(

@@ -29,7 +29,7 @@ def save_module(module: nn.Module, folder: Path, name: str) -> None:
         ) from error
 
 
-def fill_module(module: nn.Module, folder: Path, name: str, wanted: str, do: str) -> None:
+def load_module(module: nn.Module, folder: Path, name: str, wanted: str, do: str) -> None:
     """Reads a module's weights from a folder. Raises CheckpointError, with `wanted` and `do`, if
     there are none or they do not fit."""
     try:
