@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tracerl.evaluation.benchmarks import BENCHMARKS, read_benchmark, read_rows
-from tracerl.rewards.code import code_tests, run_tests
-from tracerl.rewards.sandbox import Limits, SandboxPool
-from tracerl.rewards.workers import MathWorkers
+from tracerl.rewards.verify.code import code_tests, run_tests
+from tracerl.rewards.verify.sandbox import Limits, SandboxPool
+from tracerl.rewards.verify.workers import MathWorkers
 from tracerl.types import Task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -190,8 +190,8 @@ def code_figures(published: Path) -> None:
 
 
 def hostile_figures() -> None:
-    from tests.rewards.hostile import HOSTILE
-    from tracerl.rewards.code import CodeTests
+    from tests.rewards.verify.hostile import HOSTILE
+    from tracerl.rewards.verify.code import CodeTests
 
     limits = Limits(
         cpu_seconds=1.0,

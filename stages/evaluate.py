@@ -15,7 +15,7 @@ from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
-from tracerl.rewards.verify import provenance
+from tracerl.rewards.verify.verifier import provenance
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
 

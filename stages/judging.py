@@ -5,9 +5,9 @@ import os
 
 from stages import context
 from tracerl.config import Params, RlRound
-from tracerl.rewards.judges import make_judge
-from tracerl.rewards.questions import Judge
-from tracerl.rewards.verify import configure
+from tracerl.rewards.judges.kinds import make_judge
+from tracerl.rewards.judges.questions import Judge
+from tracerl.rewards.verify.verifier import configure
 
 _made: dict[str, Judge] = {}
 

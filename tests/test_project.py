@@ -39,7 +39,7 @@ MAY_MEET_THE_OUTSIDE = {"cli.py", "distributed.py"}
 
 # The one module whose code runs untrusted programs. It is sent into a sandbox as text; nothing
 # outside calls what executes.
-RUNS_INSIDE_A_SANDBOX = {"rewards/guest.py"}
+RUNS_INSIDE_A_SANDBOX = {"rewards/verify/guest.py"}
 
 # The patterns are written so that they do not match themselves.
 MACHINE_PATHS = re.compile(rb"(?<![\w.)}-])/(?:work|root)/|(?<!\w)\.librar[y]\b")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.published import published
 from tracerl import puzzles
 from tracerl.config import TaskSet
-from tracerl.rewards.verify import verify
+from tracerl.rewards.verify.verifier import verify
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

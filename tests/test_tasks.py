@@ -13,7 +13,7 @@ import pytest
 
 from tracerl.config import Tasks, TaskSet
 from tracerl.errors import DataError, ParamsError
-from tracerl.rewards.verify import verify
+from tracerl.rewards.verify.verifier import verify
 from tracerl.tasks import make_task_set, make_task_sets, split_of
 from tracerl.types import Task
 

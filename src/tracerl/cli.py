@@ -592,7 +592,7 @@ def judge(
       old silent pond..."
     """
     from tracerl.config import load_params
-    from tracerl.rewards.judges import make_judge, trial
+    from tracerl.rewards.judges.kinds import make_judge, trial
 
     run = load_params(params)
     judges = run.verification.judges or {}

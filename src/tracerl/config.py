@@ -528,7 +528,7 @@ class RlRound(Section):
     see training/rl.py.
 
     lora: adapters to train instead of all weights, or null.
-    reward: weight of each part of the reward (rewards/parts.py); "correct" is the verifier's.
+    reward: weight of each part of the reward (rewards/verify/parts.py); "correct" is the verifier's.
     groups: prompts per iteration after the filter, group_size: responses per prompt.
     max_sampled_groups: cap of the resampling.
     pass_rate: groups outside this range of pass rates are dropped. updates: optimizer steps that an
@@ -731,13 +731,13 @@ JUDGE_KEYS: dict[str, tuple[str, ...]] = {
         "instructions",
     ),
 }
-# Generated task sets whose written steps have a rule (rewards/steps.py).
+# Generated task sets whose written steps have a rule (rewards/judges/steps.py).
 STEP_SOURCES = ("sums", "arithmetic", "countdown")
 _NULLABLE_JUDGE_KEYS = ("api_key_variable", "temperature")
 
 
 class Judge(Section):
-    """Who scores responses or their chunks; see rewards/judges.py and docs/judges.md. Keys of other
+    """Who scores responses or their chunks; see rewards/judges/kinds.py and docs/judges.md. Keys of other
     kinds are left out.
 
     kind: "steps" checks the written steps of generated arithmetic, "model" asks a local

@@ -11,7 +11,7 @@ basic_arithmetic, whose scorer divides with
    `//` and whose labels are replaced by the exact value;
 3. exact text where the task's class has no scorer of its own, or one that evaluates text or pays
 nonsense;
-4. exact text, and else the task's scorer, inside the sandbox (`rewards/scorer.py`).
+4. exact text, and else the task's scorer, inside the sandbox (`rewards/verify/scorer.py`).
 """
 
 import ast

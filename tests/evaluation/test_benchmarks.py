@@ -25,9 +25,9 @@ from tracerl.evaluation.benchmarks import (
     unpickled_text,
 )
 from tracerl.evaluation.importing import add_data, import_lines, shared_problems
-from tracerl.rewards.code import code_tests, run_tests
-from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
-from tracerl.rewards.verify import configure, release, verify
+from tracerl.rewards.verify.code import code_tests, run_tests
+from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.verify.verifier import configure, release, verify
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

@@ -15,7 +15,7 @@ from tracerl.evaluation.responses import (
     respond,
 )
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.rewards.verify import VERSION, provenance
+from tracerl.rewards.verify.verifier import VERSION, provenance
 from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
 

@@ -22,8 +22,8 @@ from tracerl.models.transformer import new_model
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import returns_and_advantages
 from tracerl.objectives.views import build_views, trace_plan, trace_steps
-from tracerl.rewards.judges import steps_judge
-from tracerl.rewards.questions import Answer
+from tracerl.rewards.judges.kinds import steps_judge
+from tracerl.rewards.judges.questions import Answer
 from tracerl.seeds import generator_for
 from tracerl.store.files import read_rollouts
 from tracerl.store.workspace import Workspace

@@ -23,8 +23,8 @@ from typing import Any
 
 from tracerl.disk import json_object, json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError
-from tracerl.rewards.guest import encode
-from tracerl.rewards.math import extract_answer
+from tracerl.rewards.verify.guest import encode
+from tracerl.rewards.verify.math import extract_answer
 from tracerl.seeds import key_for
 from tracerl.types import Task
 

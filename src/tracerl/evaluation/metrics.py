@@ -8,7 +8,7 @@ import pyarrow as pa
 from tracerl.seeds import generator_for
 
 _ODD = ("timeout", "error", "output", "ended")
-_VERDICTS = {"passed", "failed", "skipped", *_ODD}  # on a test, of rewards/code.py
+_VERDICTS = {"passed", "failed", "skipped", *_ODD}  # on a test, of rewards/verify/code.py
 
 
 def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, float | int]:

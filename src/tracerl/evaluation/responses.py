@@ -14,8 +14,8 @@ from tracerl.config import RewardPart, Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
-from tracerl.rewards.parts import reward_parts
-from tracerl.rewards.verify import Verdict, judge_answers, provenance, verify_all
+from tracerl.rewards.verify.parts import reward_parts
+from tracerl.rewards.verify.verifier import Verdict, judge_answers, provenance, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for

@@ -30,7 +30,7 @@ from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture, empty_model
 from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
-from tracerl.rewards.judge_server import server_state
+from tracerl.rewards.judges.server import server_state
 from tracerl.sampling.sampler import cache_mode
 
 _PACKAGES = (

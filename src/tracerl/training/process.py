@@ -22,8 +22,8 @@ from tracerl import distributed
 from tracerl.config import Process
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.advantages import chunk_advantages, chunk_rewards, returns_and_advantages
-from tracerl.rewards.chunks import split
-from tracerl.rewards.questions import Judge, Question
+from tracerl.rewards.judges.chunks import split
+from tracerl.rewards.judges.questions import Judge, Question
 from tracerl.types import Chunks, Rollout
 
 Floats = npt.NDArray[np.float64]

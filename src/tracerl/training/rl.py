@@ -62,7 +62,7 @@ from tracerl.objectives.methods import (
     units_of,
 )
 from tracerl.objectives.views import Plan, build_views, row_bundles, trace_steps
-from tracerl.rewards.parts import is_graded
+from tracerl.rewards.verify.parts import is_graded
 from tracerl.seeds import generator_for
 from tracerl.store.files import write_rollouts
 from tracerl.store.rules import require_rules

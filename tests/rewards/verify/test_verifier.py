@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.rewards.final import short_answer
-from tracerl.rewards.verify import Verdict, verify
+from tracerl.rewards.verify.final import short_answer
+from tracerl.rewards.verify.verifier import Verdict, verify
 from tracerl.types import Task
 
 

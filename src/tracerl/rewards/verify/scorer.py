@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tracerl.errors import ParamsError
-from tracerl.rewards.sandbox import GuestEndedError, SandboxError, SandboxPool
+from tracerl.rewards.verify.sandbox import GuestEndedError, SandboxError, SandboxPool
 
 _IMPORT_SECONDS = 5.0  # of CPU time, on top of the limit for the scoring itself
 _SEEN = ("reasoning_gym", "numpy", "sympy", "yaml", "matplotlib")

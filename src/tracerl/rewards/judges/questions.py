@@ -1,8 +1,8 @@
 """What judges are asked, and what they answer: a score between -1 and 1 for a response or one of
 its chunks, or none.
 
-A judge is a function over a batch of questions (rewards/judges.py makes them). It serves two
-purposes: the outcome of tasks without a verifiable answer (rewards/verify.py) and the process
+A judge is a function over a batch of questions (rewards/judges/kinds.py makes them). It serves two
+purposes: the outcome of tasks without a verifiable answer (rewards/verify/verifier.py) and the process
 reward of the chunks of a response (training/process.py).
 
 Contract: a judge never raises for what a response, a model or a server says. What it cannot decide

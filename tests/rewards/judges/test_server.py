@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.rewards.chat_server import KEY
+from tests.rewards.judges.chat_server import KEY
 from tests.rounds import SERVER
 from tracerl.config import Compute, Judge
 from tracerl.errors import ParamsError
-from tracerl.rewards.judge_server import server_judge, server_state
-from tracerl.rewards.judges import make_judge
-from tracerl.rewards.questions import Answer, Question, prompt_of, stated_score
+from tracerl.rewards.judges.kinds import make_judge
+from tracerl.rewards.judges.questions import Answer, Question, prompt_of, stated_score
+from tracerl.rewards.judges.server import server_judge, server_state
 from tracerl.types import Task
 
 TASK = Task(

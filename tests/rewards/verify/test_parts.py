@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tracerl.rewards.parts import is_graded, reward_parts
-from tracerl.rewards.verify import Verdict
+from tracerl.rewards.verify.parts import is_graded, reward_parts
+from tracerl.rewards.verify.verifier import Verdict
 from tracerl.types import Task
 
 FORM = "<reasoning>\nthree\n</reasoning>\n<answer>\n{}\n</answer>\n"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rewards.hostile import HOSTILE
+from tests.rewards.verify.hostile import HOSTILE
 from tracerl.errors import DataError
-from tracerl.rewards.code import (
+from tracerl.rewards.verify.code import (
     CodeTests,
     code_tests,
     extract_program,
@@ -21,8 +21,8 @@ from tracerl.rewards.code import (
     same_output,
     same_value,
 )
-from tracerl.rewards.guest import decode, encode
-from tracerl.rewards.sandbox import Limits, Sandbox, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.verify.guest import decode, encode
+from tracerl.rewards.verify.sandbox import Limits, Sandbox, SandboxError, SandboxPool, check_backend
 
 LIMITS = Limits(
     cpu_seconds=1.0,
@@ -241,7 +241,7 @@ def descendants(pid):
 
 def test_without_a_sandbox_nothing_runs_unless_it_is_asked_for_by_name(monkeypatch):
     check_backend.cache_clear()
-    monkeypatch.setattr("tracerl.rewards.sandbox.shutil.which", lambda name: None)
+    monkeypatch.setattr("tracerl.rewards.verify.sandbox.shutil.which", lambda name: None)
     try:
         with pytest.raises(SandboxError, match="unconfined"):
             SandboxPool("bubblewrap", LIMITS, 0)

@@ -17,7 +17,7 @@ from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import CheckpointError, DataError
 from tracerl.models.baselines import is_baseline, load_baseline, pad_left
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.rewards.questions import Answer, Judge, Question, prompt_of
+from tracerl.rewards.judges.questions import Answer, Judge, Question, prompt_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

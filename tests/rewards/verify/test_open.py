@@ -12,8 +12,8 @@ from tracerl.config import TaskSet, load_params
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.rewards.questions import Answer, rubric_of
-from tracerl.rewards.verify import configure, release, verify_all
+from tracerl.rewards.judges.questions import Answer, rubric_of
+from tracerl.rewards.verify.verifier import configure, release, verify_all
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

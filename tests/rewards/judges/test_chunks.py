@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tracerl.config import Process
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.rewards.chunks import split
+from tracerl.rewards.judges.chunks import split
 
 TOKENIZER = character_tokenizer()
 END = TOKENIZER.end_ids[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WITHOUT_RIGHTS = ["setpriv", "--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]
 NOBODY = [*WITHOUT_RIGHTS, "--reuid", "65534", "--regid", "65534", "--clear-groups"]
 CHOSEN = (
@@ -28,10 +28,10 @@ CHOSEN = (
 )
 JUDGE = f"""
 import os, sys
-from rewards.hostile import HOSTILE
+from rewards.verify.hostile import HOSTILE
 from tracerl.errors import TracerlError
-from tracerl.rewards.code import CodeTests, run_tests
-from tracerl.rewards.sandbox import Limits, SandboxPool
+from tracerl.rewards.verify.code import CodeTests, run_tests
+from tracerl.rewards.verify.sandbox import Limits, SandboxPool
 
 try:
     pool = SandboxPool("bubblewrap", Limits(1.0, 4.0, 512 << 20, 16, 1 << 20, 64, 1 << 16), 1)
@@ -89,7 +89,7 @@ def command():
         f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}",
         "/usr/bin/python3",
     ):
-        trial = [*start, python, "-c", "import tracerl.rewards.code"]
+        trial = [*start, python, "-c", "import tracerl.rewards.verify.code"]
         tried = subprocess.run(trial, env=environment, capture_output=True, cwd="/", check=False)
         if tried.returncode == 0:
             break

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tracerl.config import Judge as JudgeSettings
-from tracerl.rewards.questions import (
+from tracerl.rewards.judges.questions import (
     SCORE_CLOSING,
     Answer,
     Judge,

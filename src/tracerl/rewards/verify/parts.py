@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 
 from tracerl import puzzles
 from tracerl.config import RewardPart
-from tracerl.rewards.code import code_tests
-from tracerl.rewards.final import short_answer
-from tracerl.rewards.math import clean, extract_answer, number
-from tracerl.rewards.verify import Verdict
+from tracerl.rewards.verify.code import code_tests
+from tracerl.rewards.verify.final import short_answer
+from tracerl.rewards.verify.math import clean, extract_answer, number
+from tracerl.rewards.verify.verifier import Verdict
 from tracerl.types import Task
 
 _STRICT = re.compile(

@@ -8,11 +8,11 @@ from pathlib import Path
 from tracerl.config import Compute, Process
 from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import ParamsError
-from tracerl.rewards.chunks import split
-from tracerl.rewards.judge_model import model_judge
-from tracerl.rewards.judge_server import server_judge
-from tracerl.rewards.questions import Answer, Judge, Question
-from tracerl.rewards.steps import step_scores
+from tracerl.rewards.judges.chunks import split
+from tracerl.rewards.judges.model import model_judge
+from tracerl.rewards.judges.questions import Answer, Judge, Question
+from tracerl.rewards.judges.server import server_judge
+from tracerl.rewards.judges.steps import step_scores
 from tracerl.types import Task
 
 

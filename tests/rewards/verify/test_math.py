@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.published import published
-from tests.rewards.pairs import ADVERSARIAL, ORDINARY
+from tests.rewards.verify.pairs import ADVERSARIAL, ORDINARY
 from tracerl.evaluation.benchmarks import read_rows
-from tracerl.rewards.math import decide_quickly, extract_answer, number
-from tracerl.rewards.workers import MathWorkers
+from tracerl.rewards.verify.math import decide_quickly, extract_answer, number
+from tracerl.rewards.verify.workers import MathWorkers
 
 CPU_SECONDS = 2.0
 

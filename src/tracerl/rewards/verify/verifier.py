@@ -25,13 +25,13 @@ from threading import Lock
 from tracerl import puzzles
 from tracerl.config import Verification
 from tracerl.errors import ParamsError
-from tracerl.rewards.code import code_tests, extract_program, run_tests
-from tracerl.rewards.final import gym_answer, short_answer
-from tracerl.rewards.math import extract_answer
-from tracerl.rewards.questions import Answer, Judge, Question
-from tracerl.rewards.sandbox import Limits, SandboxError, SandboxPool, check_backend
-from tracerl.rewards.scorer import pays, visible_packages
-from tracerl.rewards.workers import MathWorkers
+from tracerl.rewards.judges.questions import Answer, Judge, Question
+from tracerl.rewards.verify.code import code_tests, extract_program, run_tests
+from tracerl.rewards.verify.final import gym_answer, short_answer
+from tracerl.rewards.verify.math import extract_answer
+from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.verify.scorer import pays, visible_packages
+from tracerl.rewards.verify.workers import MathWorkers
 from tracerl.types import Task
 
 # Raised whenever a verdict on some response may change; stored with every evaluation.
@@ -200,7 +200,7 @@ def _configured() -> _Judges:
     if _judges is None:
         raise ParamsError(
             "math, code and open tasks cannot be judged yet",
-            wanted="a call of tracerl.rewards.verify.configure(params.verification)",
+            wanted="a call of tracerl.rewards.verify.verifier.configure(params.verification)",
         )
     return _judges
 

@@ -1,6 +1,6 @@
 # ruff: noqa: RUF001
 """Pairs of (known answer, given answer, verdict). Verdicts are mathematics and the conventions
-stated in rewards/math.py, not what some library says."""
+stated in rewards/verify/math.py, not what some library says."""
 
 EQUAL, DIFFERENT, UNDECIDED = "equal", "different", "undecided"
 

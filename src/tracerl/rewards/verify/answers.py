@@ -16,7 +16,7 @@ import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from tracerl.rewards.math import MAX_ANSWER, Equivalence, clean, decide_quickly, number
+from tracerl.rewards.verify.math import MAX_ANSWER, Equivalence, clean, decide_quickly, number
 
 _MAX_DEPTH = 12
 _PARSER = ConversionConfig(lowercase_symbols=False)

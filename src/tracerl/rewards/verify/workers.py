@@ -13,9 +13,9 @@ import subprocess
 import sys
 from typing import IO, cast
 
-from tracerl.rewards.math import Equivalence, decide_quickly
+from tracerl.rewards.verify.math import Equivalence, decide_quickly
 
-_COMMAND = "from tracerl.rewards.math_worker import main; main()"
+_COMMAND = "from tracerl.rewards.verify.math_worker import main; main()"
 
 
 class MathWorkers:

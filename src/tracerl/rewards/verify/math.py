@@ -25,7 +25,7 @@ import re
 from fractions import Fraction
 from typing import Literal
 
-from tracerl.rewards.final import final_part, last_boxed
+from tracerl.rewards.verify.final import final_part, last_boxed
 
 Equivalence = Literal["equal", "different", "undecided"]
 

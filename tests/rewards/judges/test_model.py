@@ -15,8 +15,8 @@ from tracerl.errors import CheckpointError
 from tracerl.models.baselines import load_baseline
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.rewards.judge_model import _CLOSING, answer_tokens, harmless, model_judge
-from tracerl.rewards.questions import Question, prompt_of
+from tracerl.rewards.judges.model import _CLOSING, answer_tokens, harmless, model_judge
+from tracerl.rewards.judges.questions import Question, prompt_of
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()

@@ -1,5 +1,5 @@
 """The process that decides pairs of mathematical answers: `python -c "from
-tracerl.rewards.math_worker import main; main()"`.
+tracerl.rewards.verify.math_worker import main; main()"`.
 
 It imports sympy once, then forks for every pair: each child starts from the same state, so that no
 verdict depends on what was decided before, and dies of its own CPU-time limit, which the load of
@@ -16,7 +16,7 @@ import sys
 
 from sympy.core.random import seed
 
-from tracerl.rewards.answers import compare_answers
+from tracerl.rewards.verify.answers import compare_answers
 
 _MEMORY = 2**31
 _WARM_UP = (

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tracerl.errors import DataError
-from tracerl.rewards.final import final_part
-from tracerl.rewards.sandbox import (
+from tracerl.rewards.verify.final import final_part
+from tracerl.rewards.verify.sandbox import (
     CPU_LIMIT_STATUS,
     GuestEndedError,
     Sandbox,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.rewards.steps import step_scores
+from tracerl.rewards.judges.steps import step_scores
 from tracerl.seeds import generator_for
 from tracerl.tasks import GENERATORS
 from tracerl.types import Task
