@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from benchmarks.rows import merge_rows, row
-from tracerl.config import Sampler
 from tracerl.evaluation.generate import changed_settings, default_settings
 from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.transformer import (
@@ -38,6 +37,7 @@ from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose
 from tracerl.seeds import generator_for, key_for, uniforms
+from tracerl.settings.sampling import Sampler
 
 NUM_PROMPTS, NUM_SAMPLES = 64, 4
 VOCABULARY = 2048

@@ -28,11 +28,11 @@ import torch
 from benchmarks.rows import merge_rows, row
 from benchmarks.sampler import settings_of
 from benchmarks.training_step import step, trajectories
-from tracerl.config import Optimizer
 from tracerl.models.cost import Meter
 from tracerl.models.transformer import Architecture, Transformer
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
+from tracerl.settings.training import Optimizer
 from tracerl.training.trainer import Trainer
 
 # vocabulary, hidden, intermediate, layers, heads, key heads, size of a head

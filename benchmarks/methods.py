@@ -21,11 +21,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tracerl.config import Optimizer, RlRound, TaskSet, Training, load_params
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
+from tracerl.settings.params import load_params
+from tracerl.settings.tasks import TaskSet
+from tracerl.settings.training import Optimizer, RlRound, Training
 from tracerl.store.workspace import Workspace
 from tracerl.tasks import make_task_set
 from tracerl.training.rl import train_rl

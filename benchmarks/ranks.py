@@ -25,10 +25,11 @@ import yaml
 
 from benchmarks.rows import merge_rows, row
 from tracerl import distributed
-from tracerl.config import Launch, parse_params
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, new_model
 from tracerl.seeds import generator_for
+from tracerl.settings.models import Launch
+from tracerl.settings.params import parse_params
 from tracerl.store.files import read_rollouts
 from tracerl.store.workspace import Workspace
 from tracerl.tasks import make_task_set

@@ -15,11 +15,11 @@ import time
 
 import torch
 
-from tracerl.config import Sampler
 from tracerl.evaluation.generate import changed_settings, default_settings
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
+from tracerl.settings.sampling import Sampler
 
 MODES: dict[str, list[dict[str, object]]] = {
     "sdar": [{"cache": "none"}, {"cache": "exact"}],

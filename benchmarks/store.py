@@ -179,7 +179,7 @@ _VALIDATION = """
 import json, resource, sys, time
 start, busy = time.perf_counter(), time.process_time()
 from pathlib import Path
-from tracerl.config import Validation
+from tracerl.settings.evaluation import Validation
 from tracerl.store.expectations import gather, judge
 bounds = Validation(pass_rate=(0.02, 1.0), truncation=1.0, undecided=0.05, drift=0.5)
 outcomes = judge(gather(Path(sys.argv[1]), "rollouts", 151_936, {}), bounds)

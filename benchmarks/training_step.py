@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 from benchmarks.rows import alone, merge_rows, row
-from tracerl.config import Optimizer
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import policy_gain, policy_loss
 from tracerl.objectives.views import Plan, build_views, trace_plan
 from tracerl.seeds import generator_for
+from tracerl.settings.training import Optimizer
 from tracerl.training.trainer import Trainer
 from tracerl.types import Trajectory, Views
 

@@ -379,11 +379,11 @@ def outlived(pids: Sequence[int]) -> list[int]:
 def evaluation_figures() -> None:
     import torch
 
-    from tracerl.config import load_params
     from tracerl.evaluation.responses import Occasion, respond
     from tracerl.models.tokenizer import character_tokenizer
     from tracerl.models.transformer import Architecture, new_model
     from tracerl.seeds import generator_for
+    from tracerl.settings.params import load_params
     from tracerl.tasks import make_task_set
 
     torch.set_num_threads(1)

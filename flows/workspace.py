@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 from ruamel.yaml import YAML
 
-from tracerl.config import parse_params
 from tracerl.errors import ParamsError, TracerlError
+from tracerl.settings.params import parse_params
 
 _WAIT_SECONDS = 1.0
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from replication.grid import response_aligned
 from stages import context
-from tracerl.config import load_params
 from tracerl.disk import file_sha256, write_json
+from tracerl.settings.params import load_params
 
 COSTS = ("forwards", "tokens", "predicted", "flops")
 Show = Callable[[int, int, str], None]

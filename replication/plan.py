@@ -24,8 +24,8 @@ from typing import Any
 
 import yaml
 
-from tracerl.config import Params, load_params, parse_params
 from tracerl.disk import write_text
+from tracerl.settings.params import Params, load_params, parse_params
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

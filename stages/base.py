@@ -11,13 +11,13 @@ from torch import nn
 from stages import context
 from stages.sft import train_and_publish
 from tracerl import distributed
-from tracerl.config import Params
 from tracerl.disk import write_json
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
 from tracerl.models.checkpoint import apply_compute, load_checkpoint, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
+from tracerl.settings.params import Params
 
 
 def main() -> None:

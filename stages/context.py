@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tqdm import tqdm
 
 from tracerl import distributed
-from tracerl.config import Launch, Params, load_params
 from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
+from tracerl.settings.models import Launch
+from tracerl.settings.params import Params, load_params
 from tracerl.store.workspace import Workspace
 from tracerl.types import Task
 

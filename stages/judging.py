@@ -4,10 +4,11 @@ their keys from the environment."""
 import os
 
 from stages import context
-from tracerl.config import Params, RlRound
 from tracerl.rewards.judges.kinds import make_judge
 from tracerl.rewards.judges.questions import Judge
 from tracerl.rewards.verify.verifier import configure
+from tracerl.settings.params import Params
+from tracerl.settings.training import RlRound
 
 _made: dict[str, Judge] = {}
 

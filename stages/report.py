@@ -9,12 +9,12 @@ import subprocess
 import duckdb
 
 from stages import context
-from tracerl.config import load_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import load_tokenizer
 from tracerl.reporting.report import render_report
 from tracerl.reporting.summary import summary_rows
 from tracerl.reporting.trace_viewer import Response, chosen_responses, render_viewer
+from tracerl.settings.params import load_params
 from tracerl.store.catalog import answer, connect
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from stages import context, judging
 from tracerl import distributed
-from tracerl.config import Params, RlRound
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import fitting_tasks, opening_ids
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -18,6 +17,8 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.seeds import generator_for
+from tracerl.settings.params import Params
+from tracerl.settings.training import RlRound
 from tracerl.store.parquet import seal
 from tracerl.training.process import ProcessSide
 from tracerl.training.rl import ROLLOUTS, train_rl

@@ -9,12 +9,13 @@ from typing import Any
 
 from stages import context
 from tracerl import distributed
-from tracerl.config import Params, Training
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.seeds import generator_for
+from tracerl.settings.params import Params
+from tracerl.settings.training import Training
 from tracerl.store.files import read_tasks, read_trajectories
 from tracerl.training.sft import check_lengths, train_sft, worked_trajectory
 from tracerl.types import Trajectory

@@ -4,8 +4,8 @@ Example: python -m stages.tasks
 """
 
 from stages import context
-from tracerl.config import load_params
 from tracerl.disk import write_json
+from tracerl.settings.params import load_params
 from tracerl.store.files import write_tasks
 from tracerl.store.parquet import seal
 from tracerl.tasks import make_task_sets

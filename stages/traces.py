@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from stages import context, judging
 from tracerl import distributed
-from tracerl.config import Traces
 from tracerl.disk import write_json
 from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.settings.training import Traces
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
 from tracerl.training.traces import preferred_solutions

@@ -15,10 +15,10 @@ from dataclasses import asdict
 from typing import Any
 
 from stages import context
-from tracerl.config import load_params
 from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError
 from tracerl.reporting.validation_page import render_validation
+from tracerl.settings.params import load_params
 from tracerl.store.check import folders, vocabulary_size
 from tracerl.store.expectations import gather, judge
 from tracerl.store.parquet import MANIFEST

@@ -9,8 +9,9 @@ import numpy as np
 import yaml
 
 from tests.tiny import END_IDS, MASK_ID
-from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.transformer import Transformer
+from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
+from tracerl.settings.training import RlRound
 from tracerl.store.workspace import Workspace
 from tracerl.training.rl import Batch, ValueSide, _Round
 from tracerl.training.trainer import Trainer

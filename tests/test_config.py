@@ -12,8 +12,9 @@ import yaml
 from pydantic import BaseModel
 
 from tests.rounds import SERVER, round_of
-from tracerl.config import METHOD_KEYS, Params, load_params, parse_params
 from tracerl.errors import ParamsError
+from tracerl.settings.methods import METHOD_KEYS
+from tracerl.settings.params import Params, load_params, parse_params
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
 DATA = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))

@@ -27,7 +27,6 @@ from tests.tiny import (
     tiny_requests,
     tiny_sampler,
 )
-from tracerl.config import Optimizer, Sampler, SftRound
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import first_live_start
 from tracerl.models.tokenizer import character_tokenizer
@@ -56,6 +55,8 @@ from tracerl.objectives.views import (
 )
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
+from tracerl.settings.sampling import Sampler
+from tracerl.settings.training import Optimizer, SftRound
 from tracerl.store.workspace import Workspace
 from tracerl.training.sft import train_sft
 from tracerl.training.trainer import Trainer, packed

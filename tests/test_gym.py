@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tracerl.config import TaskSet, Verification
 from tracerl.errors import ParamsError
 from tracerl.gym import _exact_value, gym_items
 from tracerl.rewards.verify.sandbox import SandboxError, check_backend
 from tracerl.rewards.verify.verifier import configure, provenance, release, verify
+from tracerl.settings.rewards import Verification
+from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

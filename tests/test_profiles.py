@@ -10,10 +10,10 @@ import pytest
 from dvc.repo import Repo
 
 from profiles.make import PROFILES, text_of
-from tracerl.config import Params, load_params
 from tracerl.models.families import FAMILIES
 from tracerl.models.published_config import architecture_of
 from tracerl.reporting.doctor import needs
+from tracerl.settings.params import Params, load_params
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "profiles"

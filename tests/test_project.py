@@ -21,7 +21,7 @@ SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 # Evaluation stands before training because reinforcement learning watches its held-out accuracy.
 LAYERS = [
     {"errors", "seeds"},
-    {"config", "disk", "distributed"},
+    {"settings", "disk", "distributed"},
     {"models"},
     {"types", "puzzles"},
     {"gym"},

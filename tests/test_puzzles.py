@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.published import published
 from tracerl import puzzles
-from tracerl.config import TaskSet
 from tracerl.rewards.verify.verifier import verify
+from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

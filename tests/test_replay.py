@@ -25,12 +25,12 @@ from tests.tiny import (
     tiny_requests,
     tiny_sampler,
 )
-from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.sampling.sampler import sample
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory, Views
 
 TOLERANCE = 1e-5

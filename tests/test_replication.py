@@ -24,13 +24,13 @@ from tests.reporting.synthetic_run import make_rollout, make_tasks
 from tests.repository import git
 from tests.test_stage_deps import imported, needed
 from tests.tiny_run import ROOT, run_stage, tiny_params, write_params
-from tracerl.config import METHOD_KEYS
 from tracerl.disk import file_sha256, write_json
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import PAD
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.objectives import views
+from tracerl.settings.methods import METHOD_KEYS
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.types import Trajectory
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from stages import context
 from tests.tiny_run import digests, fails, run_stage, tiny_params, write_params
-from tracerl.config import Params, parse_params
+from tracerl.settings.params import Params, parse_params
 
 
 def test_a_local_checkpoint_is_imported_as_it_is(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tracerl.config import Tasks, TaskSet
 from tracerl.errors import DataError, ParamsError
 from tracerl.rewards.verify.verifier import verify
+from tracerl.settings.tasks import Tasks, TaskSet
 from tracerl.tasks import make_task_set, make_task_sets, split_of
 from tracerl.types import Task
 

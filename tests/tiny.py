@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracerl.config import Sampler
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
 from tracerl.models.order import fit_order_module
@@ -22,6 +21,7 @@ from tracerl.models.transformer import (
 )
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
+from tracerl.settings.sampling import Sampler
 
 MASK_ID = 0
 END_IDS = (1, 2)

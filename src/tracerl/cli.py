@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tracerl.config import Sampler
     from tracerl.models.tokenizer import Tokenizer
     from tracerl.models.transformer import Transformer
+    from tracerl.settings.sampling import Sampler
 
 app = typer.Typer(
     help="Ask a run for its results and trajectories, and a model for responses.",
@@ -347,8 +347,8 @@ def export(
       tracerl export --model data/checkpoints/rl@long --out exported --dtype bfloat16 tracerl export
       --model data/checkpoints/base --merge-lora data/checkpoints/sft@short --out merged
     """
-    from tracerl.config import Compute
     from tracerl.models.export import export_checkpoint
+    from tracerl.settings.models import Compute
 
     compute = Compute(
         device="cpu", dtype=dtype.value, attention="auto", checkpoint_layers=False, vectors="avx2"
@@ -377,9 +377,9 @@ def doctor(
       tracerl doctor --params params.yaml
       tracerl doctor --params profiles/sdar-4b.yaml
     """
-    from tracerl.config import load_params
     from tracerl.models.checkpoint import device_of
     from tracerl.reporting.doctor import judges, machine, measured, memory_limit, needs, readable
+    from tracerl.settings.params import load_params
 
     table = _new_table(["what", "here"], [False, False])
     for row in machine():
@@ -591,8 +591,8 @@ def judge(
       judge qwen --prompt "Write a haiku." --rubric "Five, seven and five syllables." --response "An
       old silent pond..."
     """
-    from tracerl.config import load_params
     from tracerl.rewards.judges.kinds import make_judge, trial
+    from tracerl.settings.params import load_params
 
     run = load_params(params)
     judges = run.verification.judges or {}
@@ -722,8 +722,8 @@ def list_sets() -> None:
 
 def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
     """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
-    from tracerl.config import Compute
     from tracerl.models.checkpoint import load_checkpoint
+    from tracerl.settings.models import Compute
 
     return load_checkpoint(
         directory,
@@ -745,8 +745,8 @@ def _settings(
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    from tracerl.config import load_params
     from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
+    from tracerl.settings.params import load_params
 
     settings = (
         sampler_of(load_params(params), place, str(params))

@@ -27,11 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracerl import puzzles
-from tracerl.config import Tasks, TaskSet
 from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
+from tracerl.settings.tasks import Tasks, TaskSet
 from tracerl.types import Task
 
 # What a generator gives: prompt, answer, worked solution, and what the verifier needs besides (the

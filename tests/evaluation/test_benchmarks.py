@@ -14,7 +14,6 @@ import pytest
 
 from benchmarks.verifiers import broken
 from tests.published import PUBLISHED, published
-from tracerl.config import TaskSet, Verification
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import (
     BENCHMARKS,
@@ -28,6 +27,8 @@ from tracerl.evaluation.importing import add_data, import_lines, shared_problems
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.verify.verifier import configure, release, verify
+from tracerl.settings.rewards import Verification
+from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.cli import main
-from tracerl.config import load_params
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.generate import (
     Prompt,
@@ -25,6 +24,7 @@ from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
+from tracerl.settings.params import load_params
 
 TOKENIZER = character_tokenizer()
 MODEL = sharp_model("sdar", vocab_size=TOKENIZER.vocab_size)

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.tiny import sharp_model, tiny_requests, tiny_sampler
-from tracerl.config import Compute, TokenIds
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import (
     WEIGHTS,
@@ -25,6 +24,7 @@ from tracerl.models.families import FAMILIES, published_name
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.sampler import sample
+from tracerl.settings.models import Compute, TokenIds
 
 TOKENIZER = character_tokenizer()
 

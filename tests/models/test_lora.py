@@ -18,7 +18,6 @@ from transformers import (
 
 from tests.models.test_transformer import stock
 from tests.tiny import sharp_model
-from tracerl.config import Compute, Lora, Optimizer
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.checkpoint import (
     load_checkpoint,
@@ -32,6 +31,8 @@ from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.seeds import generator_for
+from tracerl.settings.models import Compute, Lora
+from tracerl.settings.training import Optimizer
 from tracerl.training.trainer import Trainer
 
 TOKENIZER = character_tokenizer()

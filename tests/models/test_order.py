@@ -20,7 +20,6 @@ from tests.tiny import (
     tiny_sampler,
     with_order_module,
 )
-from tracerl.config import Compute, Lora
 from tracerl.errors import CheckpointError, DataError
 from tracerl.models.auxiliary import WEIGHTS
 from tracerl.models.checkpoint import (
@@ -38,6 +37,7 @@ from tracerl.objectives.likelihood import token_and_order_logprobs
 from tracerl.objectives.views import build_views, segment_plan
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
+from tracerl.settings.models import Compute, Lora
 from tracerl.training.trainer import Trainer
 
 MODULE: dict[str, Any] = {

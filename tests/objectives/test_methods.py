@@ -13,7 +13,6 @@ from torch import nn
 from tests.objectives.test_views import written
 from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
 from tests.tiny import MASK_ID, chi_square_z, sharp_model
-from tracerl.config import METHOD_KEYS, WHOLE_RESPONSE, RlRound
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Read, Transformer
 from tracerl.objectives.likelihood import (
@@ -47,6 +46,8 @@ from tracerl.objectives.views import (
     segment_plan,
 )
 from tracerl.seeds import generator_for
+from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
+from tracerl.settings.training import RlRound
 from tracerl.training.trainer import packed
 from tracerl.types import Trajectory, Views
 

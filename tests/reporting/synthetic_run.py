@@ -9,12 +9,12 @@ import numpy as np
 import yaml
 
 from stages.context import write_curve
-from tracerl.config import Params, load_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.reporting.trace_viewer import Response
 from tracerl.reporting.validation_page import render_validation
 from tracerl.seeds import generator_for
+from tracerl.settings.params import Params, load_params
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 from tracerl.types import Rollout, Task, Trajectory

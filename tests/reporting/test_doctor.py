@@ -10,13 +10,13 @@ import yaml
 from tests.rounds import SERVER
 from tests.tiny_run import tiny_params
 from tracerl.cli import main
-from tracerl.config import Params, parse_params
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture, new_model
 from tracerl.models.value import ValueModel
 from tracerl.reporting.doctor import Need, judges, machine, needs
 from tracerl.seeds import generator_for
+from tracerl.settings.params import Params, parse_params
 
 HERE = Path(".")
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"]}

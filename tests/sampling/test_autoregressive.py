@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from tests.tiny import tiny_sampler
-from tracerl.config import Compute
 from tracerl.errors import CheckpointError, DataError
 from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline, load_policy
@@ -28,6 +27,7 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import key_for
+from tracerl.settings.models import Compute
 from tracerl.types import Task
 
 CPU = Compute(

@@ -16,11 +16,11 @@ from tests.tiny import (
     tiny_requests,
     tiny_sampler,
 )
-from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.masks import CLEAN, Layout
 from tracerl.models.transformer import CacheWindow, Transformer, predictor_positions
 from tracerl.sampling.sampler import Request, sample
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 MODELS = {family: sharp_model(family, torch.float64) for family in FULL_ATTENTION}

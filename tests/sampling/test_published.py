@@ -20,11 +20,11 @@ from tokenizers import Tokenizer as TokenizerFile
 from tokenizers import models as tokenizer_models
 
 from tests.tiny import tiny_sampler
-from tracerl.config import Sampler
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"

@@ -7,8 +7,8 @@ import pytest
 
 from tests.store.crafted import BREAKS, VOCAB_SIZE, as_table, sound
 from tests.tiny_run import fails, run_stage, tiny_params, write_params
-from tracerl.config import Validation
 from tracerl.errors import DataError
+from tracerl.settings.evaluation import Validation
 from tracerl.store.expectations import (
     FILES_RULE,
     Evidence,

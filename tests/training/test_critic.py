@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.objectives.test_methods import responses
 from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
-from tracerl.config import Lora
 from tracerl.errors import CheckpointError
 from tracerl.models.lora import fit_adapters
 from tracerl.models.tokenizer import character_tokenizer
@@ -27,6 +26,7 @@ from tracerl.objectives.advantages import (
 )
 from tracerl.objectives.views import build_views, trace_plan
 from tracerl.seeds import generator_for
+from tracerl.settings.models import Lora
 from tracerl.store.workspace import Workspace
 from tracerl.training.critic import read_values, token_advantages
 from tracerl.training.rl import ValueSide, train_rl

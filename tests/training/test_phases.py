@@ -9,10 +9,10 @@ import torch
 
 from tests.rounds import round_of
 from tests.tiny import tiny_architecture
-from tracerl.config import Phase
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import new_model
 from tracerl.seeds import generator_for
+from tracerl.settings.training import Phase
 from tracerl.store.files import read_rollouts
 from tracerl.store.workspace import Workspace
 from tracerl.training.phases import next_phase

@@ -15,7 +15,6 @@ from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import sharp_model, tiny_architecture
 from tests.tiny_run import digests
 from tests.training.test_critic import CRITIC, value_side
-from tracerl.config import Process
 from tracerl.errors import TrainingError
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import new_model
@@ -25,6 +24,7 @@ from tracerl.objectives.views import build_views, trace_plan, trace_steps
 from tracerl.rewards.judges.kinds import steps_judge
 from tracerl.rewards.judges.questions import Answer
 from tracerl.seeds import generator_for
+from tracerl.settings.rewards import Process
 from tracerl.store.files import read_rollouts
 from tracerl.store.workspace import Workspace
 from tracerl.training import rl

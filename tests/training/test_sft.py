@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.tiny import MASK_ID, sharp_model, tiny_requests, tiny_sampler
 from tests.tiny_run import ROOT
-from tracerl.config import load_params
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
@@ -20,6 +19,7 @@ from tracerl.objectives.views import sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.sampling.traces import preferred_order
 from tracerl.seeds import generator_for
+from tracerl.settings.params import load_params
 from tracerl.training.sft import _micro_batches, completed, worked_trajectory
 from tracerl.types import Task, Trajectory
 

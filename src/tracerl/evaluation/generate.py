@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from tracerl.config import Params, Sampler
 from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.responses import opened_prompt, recorded_settings
@@ -27,6 +26,8 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
+from tracerl.settings.params import Params
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 _INTS, _FLOATS = (

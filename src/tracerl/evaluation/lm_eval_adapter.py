@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 from lm_eval.api.model import LM
 
-from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
+from tracerl.settings.sampling import Sampler
 
 
 class TracerlLM(LM):  # type: ignore[misc]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tracerl import distributed
-from tracerl.config import RewardPart, Sampler
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -19,6 +18,8 @@ from tracerl.rewards.verify.verifier import Verdict, judge_answers, provenance, 
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request, cache_mode, sample
 from tracerl.seeds import key_for
+from tracerl.settings.rewards import RewardPart
+from tracerl.settings.sampling import Sampler
 from tracerl.store.files import read_tasks, rollout_table
 from tracerl.store.schema import JUDGED_BY_KEY
 from tracerl.types import Rollout, Task, Trajectory

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 
-from tracerl.config import Compute
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import device_of, dtype_of, load_checkpoint
 from tracerl.models.families import AUTOREGRESSIVE
 from tracerl.models.published_config import read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.settings.models import Compute
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -23,7 +23,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from tracerl.config import Compute, Lora, TokenIds
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.attention import check_backend
 from tracerl.models.families import published_name
@@ -46,6 +45,7 @@ from tracerl.models.published_config import (
 )
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
 from tracerl.models.transformer import Transformer, empty_model
+from tracerl.settings.models import Compute, Lora, TokenIds
 
 WEIGHTS = "model.safetensors"
 SHARD_BYTES = 5_000_000_000  # as published checkpoints are split

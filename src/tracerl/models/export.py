@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracerl.config import Compute
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import (
     apply_adapter,
@@ -16,6 +15,7 @@ from tracerl.models.checkpoint import (
     save_checkpoint,
 )
 from tracerl.models.lora import merge_adapters
+from tracerl.settings.models import Compute
 
 
 def export_checkpoint(model: Path, out: Path, adapters: Sequence[Path], compute: Compute) -> str:

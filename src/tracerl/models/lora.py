@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tracerl.config import Lora
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.families import published_name
+from tracerl.settings.models import Lora
 
 if TYPE_CHECKING:
     from tracerl.models.transformer import Transformer

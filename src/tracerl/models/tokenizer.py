@@ -18,8 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
-from tracerl.config import TokenIds
 from tracerl.errors import CheckpointError, DataError
+from tracerl.settings.models import TokenIds
 
 MASK, END = "<mask>", "<end>"
 _CHARACTERS = string.printable[:95] + "\n"

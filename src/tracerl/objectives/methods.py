@@ -1,7 +1,7 @@
 """Every RL method as one record: how its views are made and what a unit of likelihood is on them.
 
 All methods share one sampler, one trainer and one loss. A method differs in (its ratios and its
-keys in the params are in config.py)
+keys in the params are in settings/methods.py)
 
 * `plan`: the views of a response (objectives/views.py makes the noise);
 * `unit`: of what the likelihood is estimated and the ratio taken. `prediction`: each scored token
@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracerl.config import RlRound
 from tracerl.models.families import Family
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_and_order_logprobs, token_logprobs
@@ -44,6 +43,7 @@ from tracerl.objectives.views import (
     segment_plan,
     trace_plan,
 )
+from tracerl.settings.training import RlRound
 from tracerl.types import Trajectory, Views
 
 Floats = npt.NDArray[np.float64]
@@ -86,7 +86,7 @@ class Units:
 
 
 def given(value: Value | None) -> Value:
-    """A setting that the method needs; config.py has checked that it is there."""
+    """A setting that the method needs; settings/ has checked that it is there."""
     assert value is not None
     return value
 

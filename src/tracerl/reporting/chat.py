@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tracerl.config import Sampler
 from tracerl.evaluation.responses import opening_ids
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.reporting.terminal import printable
 from tracerl.sampling.sampler import Committed, Request, sample
 from tracerl.seeds import key_for
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 MASKED = "░"

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 
-from tracerl.config import Compute, Judge, Lora, Params, RlRound, Sampler, Training
 from tracerl.models.attention import flash_installed
 from tracerl.models.checkpoint import dtype_of
 from tracerl.models.families import FAMILIES
@@ -32,6 +31,11 @@ from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture, empty_model
 from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
 from tracerl.rewards.judges.server import server_state
 from tracerl.sampling.sampler import cache_mode
+from tracerl.settings.models import Compute, Lora
+from tracerl.settings.params import Params
+from tracerl.settings.rewards import Judge
+from tracerl.settings.sampling import Sampler
+from tracerl.settings.training import RlRound, Training
 
 _PACKAGES = (
     "tracerl",

@@ -16,7 +16,6 @@ from typing import Any
 
 import duckdb
 
-from tracerl.config import Params, RlRound
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.reporting.charts import (
@@ -40,6 +39,8 @@ from tracerl.reporting.rows import (
 )
 from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
+from tracerl.settings.params import Params
+from tracerl.settings.training import RlRound
 from tracerl.store.figures import curve_rows
 
 Curve = list[dict[str, Any]]

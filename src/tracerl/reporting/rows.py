@@ -7,9 +7,9 @@ from typing import Any
 
 import duckdb
 
-from tracerl.config import Params
 from tracerl.disk import file_sha256
 from tracerl.reporting.charts import heat_map, histogram, won_lost_chart
+from tracerl.settings.params import Params
 from tracerl.store.catalog import answer
 from tracerl.store.expectations import read_result
 from tracerl.store.parquet import MANIFEST

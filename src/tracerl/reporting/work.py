@@ -5,12 +5,13 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tracerl.config import RlRound, Sampler, Traces, Training
 from tracerl.models.cost import head_flops, layer_flops
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import block_starts_after
 from tracerl.models.transformer import Architecture
 from tracerl.sampling.sampler import cache_mode
+from tracerl.settings.sampling import Sampler
+from tracerl.settings.training import RlRound, Traces, Training
 
 
 @dataclass(frozen=True)

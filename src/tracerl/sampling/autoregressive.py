@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.baselines import pad_left
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 if TYPE_CHECKING:

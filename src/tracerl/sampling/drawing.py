@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tracerl.config import Sampler
+from tracerl.settings.sampling import Sampler
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tracerl.config import Sampler
 from tracerl.errors import DataError
 from tracerl.models.families import Attention
 from tracerl.models.transformer import Transformer
@@ -43,6 +42,7 @@ from tracerl.sampling.slots import Decided, Ints, Live, Slots
 from tracerl.sampling.slots import Request as Request
 from tracerl.sampling.unmasking import choose, order_logprobs, perturbed
 from tracerl.seeds import uniforms
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 # Set in the counter of a position's order noise, so that no uniform number decides both a token and

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracerl.config import Sampler
 from tracerl.models.families import Attention
 from tracerl.models.masks import block_starts_after, first_live_start
+from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
 Ints = npt.NDArray[np.int64]

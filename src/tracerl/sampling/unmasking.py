@@ -2,7 +2,7 @@
 
 import torch
 
-from tracerl.config import Sampler
+from tracerl.settings.sampling import Sampler
 
 # Dream's noise levels run from 1 down to this number (`eps` of its published generation code).
 DREAM_LAST_NOISE = 1e-3

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tracerl.config import Validation
 from tracerl.errors import DataError
+from tracerl.settings.evaluation import Validation
 from tracerl.store.catalog import answer, connect
 from tracerl.store.check import broken_between_rows, check_folder, folders
 from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES

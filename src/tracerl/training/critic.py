@@ -20,11 +20,11 @@ import numpy.typing as npt
 import torch
 
 from tracerl import distributed
-from tracerl.config import Critic, RlRound
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, returns_and_advantages
 from tracerl.objectives.losses import value_loss
 from tracerl.objectives.views import build_views, num_layout_tokens, trace_plan
+from tracerl.settings.training import Critic, RlRound
 from tracerl.training.trainer import Trainer, packed
 from tracerl.types import Trajectory, Views
 

@@ -10,7 +10,7 @@ goes on where it was.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracerl.config import Phase
+from tracerl.settings.training import Phase
 
 
 def next_phase(phases: Sequence[Phase], rows: Sequence[Mapping[str, Any]]) -> Phase:

@@ -19,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracerl import distributed
-from tracerl.config import Process
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.advantages import chunk_advantages, chunk_rewards, returns_and_advantages
 from tracerl.rewards.judges.chunks import split
 from tracerl.rewards.judges.questions import Judge, Question
+from tracerl.settings.rewards import Process
 from tracerl.types import Chunks, Rollout
 
 Floats = npt.NDArray[np.float64]

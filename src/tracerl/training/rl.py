@@ -34,7 +34,6 @@ import pyarrow as pa
 import torch
 
 from tracerl import distributed
-from tracerl.config import Critic, Launch, RlRound
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
 from tracerl.evaluation.responses import Occasion, judged_table, respond
@@ -64,6 +63,8 @@ from tracerl.objectives.methods import (
 from tracerl.objectives.views import Plan, build_views, row_bundles, trace_steps
 from tracerl.rewards.verify.parts import is_graded
 from tracerl.seeds import generator_for
+from tracerl.settings.models import Launch
+from tracerl.settings.training import Critic, RlRound
 from tracerl.store.files import write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.store.workspace import Workspace

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from tracerl import distributed
-from tracerl.config import Launch, Training
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import FAMILIES, Attention
 from tracerl.models.lora import seed_dropout
@@ -38,6 +37,8 @@ from tracerl.objectives.views import (
     trace_plan,
 )
 from tracerl.seeds import generator_for, key_for
+from tracerl.settings.models import Launch
+from tracerl.settings.training import Training
 from tracerl.store.workspace import Workspace
 from tracerl.training.trainer import Trainer, packed, together
 from tracerl.types import Task, Trajectory

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from tracerl import distributed
-from tracerl.config import Launch, Optimizer
 from tracerl.errors import TrainingError
+from tracerl.settings.models import Launch
+from tracerl.settings.training import Optimizer
 
 Model = TypeVar("Model", bound=nn.Module)
 

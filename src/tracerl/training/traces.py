@@ -4,11 +4,11 @@ order."""
 from collections.abc import Callable, Sequence
 
 from tracerl import distributed
-from tracerl.config import Traces
 from tracerl.evaluation.responses import Occasion, recorded_settings
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.sampling.traces import preferred_order
+from tracerl.settings.training import Traces
 from tracerl.training.sft import completed, worked_trajectory
 from tracerl.types import Rollout, Task
 

@@ -15,8 +15,9 @@ from typing import Generic
 import torch
 
 from tracerl import distributed
-from tracerl.config import Launch, Optimizer
 from tracerl.errors import TrainingError
+from tracerl.settings.models import Launch
+from tracerl.settings.training import Optimizer
 from tracerl.training.sharded import Model, Sharded, adamw
 
 

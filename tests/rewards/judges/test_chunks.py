@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracerl.config import Process
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.judges.chunks import split
+from tracerl.settings.rewards import Process
 
 TOKENIZER = character_tokenizer()
 END = TOKENIZER.end_ids[0]

@@ -10,13 +10,14 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.tiny import sharp_model
-from tracerl.config import Compute, Judge
 from tracerl.errors import CheckpointError
 from tracerl.models.baselines import load_baseline
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.judges.model import _CLOSING, answer_tokens, harmless, model_judge
 from tracerl.rewards.judges.questions import Question, prompt_of
+from tracerl.settings.models import Compute
+from tracerl.settings.rewards import Judge
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()

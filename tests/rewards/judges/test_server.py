@@ -14,11 +14,12 @@ import pytest
 
 from tests.rewards.judges.chat_server import KEY
 from tests.rounds import SERVER
-from tracerl.config import Compute, Judge
 from tracerl.errors import ParamsError
 from tracerl.rewards.judges.kinds import make_judge
 from tracerl.rewards.judges.questions import Answer, Question, prompt_of, stated_score
 from tracerl.rewards.judges.server import server_judge, server_state
+from tracerl.settings.models import Compute
+from tracerl.settings.rewards import Judge
 from tracerl.types import Task
 
 TASK = Task(

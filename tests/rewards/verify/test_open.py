@@ -8,12 +8,13 @@ import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tests.tiny_run import ROOT
-from tracerl.config import TaskSet, load_params
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.judges.questions import Answer, rubric_of
 from tracerl.rewards.verify.verifier import configure, release, verify_all
+from tracerl.settings.params import load_params
+from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 

@@ -9,7 +9,7 @@ after it, or the one before if it is the last.
 
 from collections.abc import Callable, Sequence
 
-from tracerl.config import Process
+from tracerl.settings.rewards import Process
 
 
 def split(

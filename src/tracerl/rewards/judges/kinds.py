@@ -5,14 +5,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tracerl.config import Compute, Process
-from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import ParamsError
 from tracerl.rewards.judges.chunks import split
 from tracerl.rewards.judges.model import model_judge
 from tracerl.rewards.judges.questions import Answer, Judge, Question
 from tracerl.rewards.judges.server import server_judge
 from tracerl.rewards.judges.steps import step_scores
+from tracerl.settings.models import Compute
+from tracerl.settings.rewards import Judge as JudgeSettings
+from tracerl.settings.rewards import Process
 from tracerl.types import Task
 
 

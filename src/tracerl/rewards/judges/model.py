@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tracerl.config import Compute
-from tracerl.config import Judge as JudgeSettings
 from tracerl.errors import CheckpointError, DataError
 from tracerl.models.baselines import is_baseline, load_baseline, pad_left
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.judges.questions import Answer, Judge, Question, prompt_of
+from tracerl.settings.models import Compute
+from tracerl.settings.rewards import Judge as JudgeSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

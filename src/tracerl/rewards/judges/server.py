@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from tracerl.config import Judge as JudgeSettings
 from tracerl.rewards.judges.questions import (
     SCORE_CLOSING,
     Answer,
@@ -28,6 +27,7 @@ from tracerl.rewards.judges.questions import (
     prompt_of,
     stated_score,
 )
+from tracerl.settings.rewards import Judge as JudgeSettings
 
 if TYPE_CHECKING:
     import httpx

@@ -18,11 +18,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from tracerl import puzzles
-from tracerl.config import RewardPart
 from tracerl.rewards.verify.code import code_tests
 from tracerl.rewards.verify.final import short_answer
 from tracerl.rewards.verify.math import clean, extract_answer, number
 from tracerl.rewards.verify.verifier import Verdict
+from tracerl.settings.rewards import RewardPart
 from tracerl.types import Task
 
 _STRICT = re.compile(

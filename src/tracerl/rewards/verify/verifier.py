@@ -23,7 +23,6 @@ from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 
 from tracerl import puzzles
-from tracerl.config import Verification
 from tracerl.errors import ParamsError
 from tracerl.rewards.judges.questions import Answer, Judge, Question
 from tracerl.rewards.verify.code import code_tests, extract_program, run_tests
@@ -32,6 +31,7 @@ from tracerl.rewards.verify.math import extract_answer
 from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.verify.scorer import pays, visible_packages
 from tracerl.rewards.verify.workers import MathWorkers
+from tracerl.settings.rewards import Verification
 from tracerl.types import Task
 
 # Raised whenever a verdict on some response may change; stored with every evaluation.
