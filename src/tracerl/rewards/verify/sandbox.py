@@ -44,6 +44,7 @@ _uids = itertools.count(
 )  # of all pools here, and apart from those of other ranks: processes are counted by user
 _START_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # between two looks at what a program does while nothing comes from it
+_MAX_DEPTH = 250  # of a frame's JSON; `encode` nests 50 values deep, each in up to four levels
 _TREE = 2  # times the CPU seconds of one process are for all processes of a program together
 CPU_LIMIT_STATUS = (
     -signal.SIGXCPU,
@@ -158,12 +159,16 @@ class Sandbox:
                 raise self._how_it_ended() from None
 
     def receive(self, seconds: float) -> Any:
-        """One frame as data. Raises GuestEndedError if none comes in time, or none that is JSON of
-        the allowed size."""
+        """One frame as data, nested at most `_MAX_DEPTH` deep. Raises GuestEndedError if none comes
+        in time, or none that is JSON of the allowed size and depth."""
+        payload = self.receive_raw(seconds)
         try:
-            return json.loads(self.receive_raw(seconds))
+            data = json.loads(payload)
         except (ValueError, RecursionError):
             raise GuestEndedError("ended") from None
+        if _is_deeper_than(data, _MAX_DEPTH):
+            raise GuestEndedError("ended")
+        return data
 
     def receive_raw(self, seconds: float) -> bytes:
         """One frame's bytes, at most `limits.output` of them."""
@@ -320,6 +325,22 @@ class SandboxPool:
     def _start(self) -> Sandbox:
         uid = _FIRST_UID + next(_uids) % _NUM_UIDS if os.getuid() == 0 else None
         return Sandbox(self.backend, uid, self.limits, self._packages)
+
+
+def _is_deeper_than(data: Any, depth: int) -> bool:
+    """Whether JSON data is nested deeper than this, found without recursion."""
+    level = [data]
+    for _ in range(depth):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, list):
+                below.extend(item)
+            elif isinstance(item, dict):
+                below.extend(item.values())
+        if not below:
+            return False
+        level = below
+    return True
 
 
 def _computing(pid: int) -> tuple[bool, float]:

@@ -23,7 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 
 from tracerl import puzzles
-from tracerl.errors import ParamsError
+from tracerl.errors import ParamsError, TracerlError
 from tracerl.rewards.judges.questions import Answer, Judge, Question
 from tracerl.rewards.verify.code import code_tests, extract_program, run_tests
 from tracerl.rewards.verify.final import gym_answer, short_answer
@@ -76,12 +76,24 @@ def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
         task, response, _ = judged[place]
         if cut[place]:
             return Verdict("wrong", {"correct": 0.0})
-        return opened[place] if place in opened else _VERIFIERS[task.kind](task, response)
+        return opened[place] if place in opened else _judge(task, response)
 
     if _judges is None or all(task.kind not in _IN_PROCESSES for task, _, _ in judged):
         return [one(place) for place in range(len(judged))]
     with ThreadPoolExecutor(_judges.settings.num_workers) as threads:
         return list(threads.map(one, range(len(judged))))
+
+
+def _judge(task: Task, response: str) -> Verdict:
+    """The verdict on one response. Whatever goes wrong over it costs this verdict alone; only an
+    error of ours that says what to do (TracerlError) ends the batch."""
+    try:
+        return _VERIFIERS[task.kind](task, response)
+    except TracerlError:
+        raise
+    except Exception as error:
+        detail = f"judging failed: {type(error).__name__}: {error}"
+        return Verdict("undecided", {"correct": 0.0}, detail[:200])
 
 
 def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:

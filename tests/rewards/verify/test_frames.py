@@ -1,0 +1,107 @@
+"""Laws of the private channel: whatever a program sends ends as a verdict, and none is paid."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.rewards.verify.frames import fuzzing_program, replying_program
+from tracerl.rewards.verify import verifier
+from tracerl.rewards.verify.code import CodeTests, run_tests
+from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.settings.params import load_params
+from tracerl.types import Task
+
+ROOT = Path(__file__).parents[3]
+LIMITS = Limits(
+    cpu_seconds=2.0,
+    wall_seconds=0.5,
+    memory=512 << 20,
+    processes=16,
+    file_size=1 << 20,
+    files=64,
+    output=1 << 18,
+)
+NUM_FRAMES = 25
+RECORD = [{"dict": [["name", "a"], ["n", 1]]}]
+
+try:
+    check_backend("bubblewrap")
+except SandboxError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = SandboxPool("bubblewrap", LIMITS, 2)
+    yield pool
+    pool.close()
+
+
+def calls(expected, number):
+    tests = [{"args": [place], "expected": expected} for place in range(number)]
+    return CodeTests("call", tests, entry_point="f", reward="fraction")
+
+
+def asserts(number):
+    tests = [f"assert f({place}) == {place + 1000}" for place in range(number)]
+    return CodeTests("assert", tests, provides=("f",), reward="fraction")
+
+
+DEEP = "b'[' * 980 + b']' * 980"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        'b\'{"value": [{"dict": [["name", \' + ' + DEEP + " + b'], [\"n\", 1]]}]}'",
+        "b'{\"value\": ' + " + DEEP + " + b'}'",
+        'b\'{"value": [{"dict": \' + ' + DEEP + " + b'}]}'",
+        'b\'{"value": [{"dict": [["name", {}], ["n", 1]]}]}\'',
+        'b\'{"value": [{"dict": [3, 4]}]}\'',
+        "b'{\"value\": 1' + b'0' * 100000 + b'}'",
+    ],
+)
+def test_a_value_that_cannot_be_compared_is_a_verdict(pool, payload):
+    program = replying_program(payload)
+    assert "passed" not in run_tests(pool, program, calls(RECORD, 1))
+    assert "passed" not in run_tests(pool, program, asserts(1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_frames_end_as_verdicts_and_none_is_paid(pool, seed):
+    program = fuzzing_program(seed)
+    for tests in (calls(RECORD, NUM_FRAMES), asserts(NUM_FRAMES)):
+        verdicts = run_tests(pool, program, tests)
+        assert len(verdicts) == NUM_FRAMES
+        assert "passed" not in verdicts
+
+
+def test_an_exception_over_a_response_leaves_the_rest_of_the_batch_judged(monkeypatch):
+    def raising(task, response):
+        if response == "bad":
+            raise RecursionError("too deep")
+        return verifier.Verdict("correct", {"correct": 1.0})
+
+    monkeypatch.setitem(verifier._VERIFIERS, "sums", raising)
+    task = Task("a/1", "a", "sums", "test", 1, "1+1", "2", "")
+    verdicts = verifier.verify_all(
+        [(task, response, "end") for response in ("good", "bad", "good")], True
+    )
+    assert [verdict.verdict for verdict in verdicts] == ["correct", "undecided", "correct"]
+    assert verdicts[1].reward == 0.0
+    assert "RecursionError: too deep" in verdicts[1].detail
+
+
+def test_the_frame_that_ended_the_judge_is_a_wrong_answer_of_its_response():
+    spec = {"style": "call", "tests": [{"args": [0], "expected": RECORD}], "entry_point": "f"}
+    task = Task("a/1", "a", "code", "test", 1, "write f", "", "", spec=json.dumps(spec))
+    payload = 'b\'{"value": [{"dict": [["name", \' + ' + DEEP + " + b'], [\"n\", 1]]}]}'"
+    right = "def f(x):\n    return [{'name': 'a', 'n': 1}]"
+    verifier.configure(load_params(ROOT / "params.yaml").verification)
+    judged = [(task, replying_program(payload), "end"), (task, right, "end")]
+    assert [verdict.verdict for verdict in verifier.verify_all(judged, True)] == [
+        "wrong",
+        "correct",
+    ]
+    verifier.release()
