@@ -121,7 +121,16 @@ def write(folder: Path, rows: int) -> float:
     """Writes tasks and rollouts below `folder`/data; returns the seconds it took to encode and
     write the rollouts."""
     tasks = [
-        Task(f"mixed/{i:04d}", "mixed", "sums", "train", 1 + i % 8, f"{i}=", "1", "#1")
+        Task(
+            task_id=f"mixed/{i:04d}",
+            task_set="mixed",
+            kind="sums",
+            split="train",
+            difficulty=1 + i % 8,
+            prompt=f"{i}=",
+            answer="1",
+            solution="#1",
+        )
         for i in range(TASKS)
     ]
     write_tasks(folder / "data" / "tasks" / "mixed.parquet", tasks)

@@ -29,11 +29,12 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import policy_gain, policy_loss
-from tracerl.objectives.views import Plan, build_views, trace_plan
+from tracerl.objectives.plans import Plan, trace_plan
+from tracerl.objectives.views import Views, build_views
 from tracerl.seeds import generator_for
 from tracerl.settings.training import Optimizer
 from tracerl.training.trainer import Trainer
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 BLOCK = 4
 STEP = {"length": 1024, "rows": 1, "vocabulary": 4096, "hidden": 128, "layers": 4}
@@ -79,15 +80,15 @@ def trajectories(case: dict[str, int]) -> list[Trajectory]:
         steps = (order + 1).astype(np.int32)
         found.append(
             Trajectory(
-                ids[:prompt],
-                ids[prompt:],
-                steps,
-                nothing,
-                nothing,
-                response,
-                BLOCK,
-                case["length"],
-                "length",
+                prompt_ids=ids[:prompt],
+                response_ids=ids[prompt:],
+                step_map=steps,
+                logprobs=nothing,
+                filtered_logprobs=nothing,
+                num_tokens=response,
+                block_size=BLOCK,
+                canvas_length=case["length"],
+                stop_reason="length",
             )
         )
     return found
@@ -100,7 +101,7 @@ def views_of(batch: list[Trajectory], apart: bool) -> Views:
     pairs = list(zip(batch, plans, strict=True))
     if apart:
         pairs = [
-            (t, Plan(plan.states[v : v + 1], plan.weights[v : v + 1]))
+            (t, Plan(states=plan.states[v : v + 1], weights=plan.weights[v : v + 1]))
             for t, plan in pairs
             for v in range(len(plan.states))
         ]

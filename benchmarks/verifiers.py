@@ -320,7 +320,17 @@ def benchmark_run(folder: Path, published: Path) -> list[str]:
     }
     chosen = {
         "easy": [
-            Task(f"easy/{i}", "easy", "math", "test", 1, f"{i}?", "1", "") for i in range(200, 216)
+            Task(
+                task_id=f"easy/{i}",
+                task_set="easy",
+                kind="math",
+                split="test",
+                difficulty=1,
+                prompt=f"{i}?",
+                answer="1",
+                solution="",
+            )
+            for i in range(200, 216)
         ]
     }
     for name, file in files.items():

@@ -12,13 +12,14 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
 from tracerl.models.families import Family
 from tracerl.models.masks import PAD
-from tracerl.objectives import views
+from tracerl.objectives import plans, views
 from tracerl.types import Trajectory
 
 
@@ -38,11 +39,9 @@ def moved(trajectory: Trajectory, block_size: int) -> tuple[Trajectory, int]:
 def response_aligned() -> Iterator[None]:
     """While it is open, views of block-causal families lie on a grid that begins at the response.
     Sampling is as it was."""
-    grid_blocks, block_rows, canvas_length = (
-        views.grid_blocks,
-        views._block_rows,
-        views._canvas_length,
-    )
+    grid_blocks = plans.grid_blocks
+    block_row = views._block_row
+    canvas_length = views._canvas_length
 
     def blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.int64]:
         return grid_blocks(
@@ -51,17 +50,17 @@ def response_aligned() -> Iterator[None]:
             family,
         )
 
-    def rows(
+    def row_of(
         trajectory: Trajectory, plan: Any, block_size: int, family: Family, mask_id: int
     ) -> Any:
         shifted, lead = moved(trajectory, block_size)
         masked = plan.masked_prompt
         if masked is not None:
             plan = replace(plan, masked_prompt=np.concatenate([np.zeros(lead, dtype=bool), masked]))
-        (row,) = block_rows(shifted, plan, block_size, family, mask_id)
+        row = block_row(shifted, plan, block_size, family, mask_id)
         # Every copy of the lead: a noisy view of the first block holds it too, where the prompt is
         # shorter than the lead is long.
-        return [replace(row, streams=np.where(row.positions < lead, PAD, row.streams))]
+        return replace(row, streams=np.where(row.positions < lead, PAD, row.streams))
 
     def length(trajectory: Trajectory, block_size: int, family: Family) -> int:
         return canvas_length(
@@ -70,12 +69,10 @@ def response_aligned() -> Iterator[None]:
             family,
         )
 
-    views.grid_blocks, views._block_rows, views._canvas_length = blocks, rows, length
-    try:
+    with (
+        patch.object(plans, "grid_blocks", blocks),
+        patch.object(views, "grid_blocks", blocks),
+        patch.object(views, "_block_row", row_of),
+        patch.object(views, "_canvas_length", length),
+    ):
         yield
-    finally:
-        views.grid_blocks, views._block_rows, views._canvas_length = (
-            grid_blocks,
-            block_rows,
-            canvas_length,
-        )

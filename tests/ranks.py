@@ -131,7 +131,16 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
         **few,
     )
     tasks = [
-        Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "")
+        Task(
+            task_id=f"set/{i}",
+            task_set="set",
+            kind="text",
+            split=split,
+            difficulty=1,
+            prompt=f"{i}?",
+            answer="1",
+            solution="",
+        )
         for i in range(4)
         for split in ("train", "test")
     ]

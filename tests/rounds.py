@@ -99,8 +99,30 @@ def round_on(
 
 
 def rollout_of(trajectory: Trajectory, reward: float) -> Rollout:
-    task = Task("set/1", "set", "text", "train", 1, "", "", "")
-    return Rollout("", "rl@test", 1, 0, task, trajectory, "", reward, "correct", "", 1, {})
+    task = Task(
+        task_id="set/1",
+        task_set="set",
+        kind="text",
+        split="train",
+        difficulty=1,
+        prompt="",
+        answer="",
+        solution="",
+    )
+    return Rollout(
+        rollout_id="",
+        stage="rl@test",
+        iteration=1,
+        sample_index=0,
+        task=task,
+        trajectory=trajectory,
+        text="",
+        reward=reward,
+        verdict="correct",
+        policy_hash="",
+        seed=1,
+        settings={},
+    )
 
 
 def batch_of(trajectories: list[Trajectory], advantages: list[float]) -> Batch:

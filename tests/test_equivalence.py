@@ -41,18 +41,17 @@ from tracerl.objectives.losses import (
     sft_loss,
     token_weights,
 )
-from tracerl.objectives.views import (
-    HIDDEN,
+from tracerl.objectives.plans import (
+    MASKED,
     PREDICTED,
-    SHOWN,
+    VISIBLE,
+    Masking,
     Plan,
-    build_views,
-    num_layout_tokens,
     random_plan,
-    row_bundles,
     segment_plan,
     trace_plan,
 )
+from tracerl.objectives.views import Views, build_views, num_layout_tokens, row_bundles
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
 from tracerl.settings.sampling import Sampler
@@ -60,7 +59,7 @@ from tracerl.settings.training import Optimizer, SftRound
 from tracerl.store.workspace import Workspace
 from tracerl.training.sft import train_sft
 from tracerl.training.trainer import Trainer, packed
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 MODELS = {family: sharp_model(family, torch.float64) for family in FAMILIES}
 BLOCK_CAUSAL = [name for name, family in FAMILIES.items() if family.attention == "block_causal"]
@@ -327,11 +326,15 @@ def test_random_masking_predicts_what_it_masks_and_weighs_every_token_one_on_ave
     for record in FAMILIES.values():
         total = np.zeros(len(trajectory.response_ids))
         for _ in range(draws):
-            plan = random_plan(trajectory, 4, record, (0.2, 1.0), "inverse_t", rng)
+            plan = random_plan(
+                trajectory,
+                Masking(block_size=4, family=record, noise=(0.2, 1.0), weighting="inverse_t"),
+                rng,
+            )
             states = plan.states[0]
             assert plan.states.shape[0] == 1
             assert (states[5:] != PREDICTED).all()
-            assert (states[:5] != HIDDEN).all()
+            assert (states[:5] != MASKED).all()
             total += np.where(states == PREDICTED, plan.weights[0], 0.0)
         np.testing.assert_allclose(total[:5] / draws, 1.0, atol=0.08)
 
@@ -363,7 +366,7 @@ def test_one_clean_stream_for_all_views_equals_a_row_for_each(family, block_size
     plans = [trace_plan(trajectory, train_block_size, record, shrink=1) for trajectory in batch]
     shared = build_views(batch, plans, train_block_size, record, MASK_ID)
     single = [
-        (i, Plan(p.states[v : v + 1], p.weights[v : v + 1]))
+        (i, Plan(states=p.states[v : v + 1], weights=p.weights[v : v + 1]))
         for i, p in enumerate(plans)
         for v in range(len(p.states))
     ]
@@ -459,7 +462,11 @@ def test_micro_batches_and_row_order_do_not_change_the_sft_loss(family):
     batch = sample(model, END_IDS, tiny_requests([3, 9, 6, 4, 12, 5, 7]), tiny_sampler())
     rng = generator_for(1, "sft")
     plans = [
-        random_plan(trajectory, block_size, record, (0.1, 1.0), "inverse_t", rng)
+        random_plan(
+            trajectory,
+            Masking(block_size=block_size, family=record, noise=(0.1, 1.0), weighting="inverse_t"),
+            rng,
+        )
         for trajectory in batch
     ]
     lengths = [
@@ -559,7 +566,7 @@ def enlarged() -> Trajectory:
 def states(groups: Sequence[int]) -> list[list[int]]:
     """States of a plan in which token j is predicted by view groups[j]."""
     return [
-        [SHOWN if g < view else PREDICTED if g == view else HIDDEN for g in groups]
+        [VISIBLE if g < view else PREDICTED if g == view else MASKED for g in groups]
         for view in range(max(groups) + 1)
     ]
 
@@ -595,7 +602,7 @@ def test_what_follows_the_end_token_keeps_its_place_but_is_never_predicted():
         :2
     ]  # the third view predicts nothing that counts
     wanted = [
-        [HIDDEN if j >= 4 and state == PREDICTED else state for j, state in enumerate(view)]
+        [MASKED if j >= 4 and state == PREDICTED else state for j, state in enumerate(view)]
         for view in wanted
     ]
     assert plan.states.tolist() == wanted

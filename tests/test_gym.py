@@ -149,7 +149,16 @@ def test_a_scorer_that_runs_text_or_pays_nonsense_is_never_asked(stand_in, name)
 
 
 def test_the_answer_has_as_many_lines_as_the_known_one_and_may_hold_a_sign():
-    grid = Task("t", "t", "gym", "test", 1, "p", "1 2\n3 4", "")
+    grid = Task(
+        task_id="t",
+        task_set="t",
+        kind="gym",
+        split="test",
+        difficulty=1,
+        prompt="p",
+        answer="1 2\n3 4",
+        solution="",
+    )
     for text, said in (
         ("so\n1 2\n3 4", "correct"),
         ("so\n1  2\n\n3 4\n", "correct"),
@@ -157,10 +166,27 @@ def test_the_answer_has_as_many_lines_as_the_known_one_and_may_hold_a_sign():
         ("# 1 2\n3 4", "correct"),
     ):
         assert verify(grid, text, "end", True).verdict == said, text
-    signs = Task("t", "t", "gym", "test", 1, "p", "A# #B", "")
+    signs = Task(
+        task_id="t",
+        task_set="t",
+        kind="gym",
+        split="test",
+        difficulty=1,
+        prompt="p",
+        answer="A# #B",
+        solution="",
+    )
     assert verify(signs, "so\nA# #B", "end", True).verdict == "correct"
     several = Task(
-        "t", "t", "gym", "test", 1, "p", "Q _", "", json.dumps({"answers": ["Q _", "_ Q"]})
+        task_id="t",
+        task_set="t",
+        kind="gym",
+        split="test",
+        difficulty=1,
+        prompt="p",
+        answer="Q _",
+        solution="",
+        spec=json.dumps({"answers": ["Q _", "_ Q"]}),
     )
     assert [verify(several, text, "end", True).verdict for text in ("Q _", "_ Q", "Q Q")] == [
         "correct",

@@ -19,7 +19,8 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import KeyValueCache, Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
-from tracerl.objectives.views import PREDICTED, SHOWN, Plan, build_views
+from tracerl.objectives.plans import PREDICTED, VISIBLE, Plan
+from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import Request, sample
 from tracerl.types import Trajectory
 
@@ -135,22 +136,22 @@ def test_sft_loss_of_the_training_layout(checkpoint, name):
     ):
         prompt = int((labels == -100).sum())
         nothing = np.zeros(len(ids) - prompt, dtype=np.float32)
-        states = np.where(masked[prompt:], PREDICTED, SHOWN).astype(np.int8)
+        states = np.where(masked[prompt:], PREDICTED, VISIBLE).astype(np.int8)
         levels = np.ones_like(nothing)
         levels[masked[prompt:]] = arrays["out_p_mask"][first : first + int(masked.sum())]
         first += int(masked.sum())
-        plans.append(Plan(states[None], (1 / levels)[None].astype(np.float32)))
+        plans.append(Plan(states=states[None], weights=(1 / levels)[None].astype(np.float32)))
         trajectories.append(
             Trajectory(
-                ids[:prompt],
-                ids[prompt:],
-                np.ones(len(nothing), np.int32),
-                nothing,
-                nothing,
-                len(nothing),
-                4,
-                len(ids),
-                "length",
+                prompt_ids=ids[:prompt],
+                response_ids=ids[prompt:],
+                step_map=np.ones(len(nothing), np.int32),
+                logprobs=nothing,
+                filtered_logprobs=nothing,
+                num_tokens=len(nothing),
+                block_size=4,
+                canvas_length=len(ids),
+                stop_reason="length",
             )
         )
         num_trainable += len(nothing)

@@ -39,17 +39,18 @@ from tracerl.objectives.losses import (
     token_weights,
     value_loss,
 )
-from tracerl.objectives.views import (
+from tracerl.objectives.plans import (
     PREDICTED,
-    SHOWN,
+    VISIBLE,
+    Masking,
     Plan,
-    build_views,
     causal_plan,
     coupled_plan,
     random_plan,
     semi_ar_plan,
     trace_plan,
 )
+from tracerl.objectives.views import build_views
 from tracerl.training.critic import read_values
 from tracerl.types import Trajectory
 
@@ -147,7 +148,7 @@ def stored_rows(
 
 
 def assert_rows(plan: Plan, masked: np.ndarray, scored: np.ndarray) -> None:
-    np.testing.assert_array_equal(plan.states != SHOWN, masked)
+    np.testing.assert_array_equal(plan.states != VISIBLE, masked)
     np.testing.assert_array_equal(plan.states == PREDICTED, scored)
 
 
@@ -162,7 +163,9 @@ def test_views_of_a_trace(name):
             trajectory, params["block_size"], FAMILIES[family_of(name)], params["shrink"]
         )
         masked, scored = stored_rows(arrays, index, trajectory)
-        assert_rows(Plan(plan.states[:, : masked.shape[1]], plan.weights), masked, scored)
+        assert_rows(
+            Plan(states=plan.states[:, : masked.shape[1]], weights=plan.weights), masked, scored
+        )
 
 
 class Drawn(np.random.Generator):
@@ -194,10 +197,12 @@ def test_views_of_stored_noise(name):
         for masked, scored in zip(*stored_rows(arrays, index, trajectory), strict=True):
             plan = random_plan(
                 trajectory,
-                params["block_size"],
-                FAMILIES[family_of(name)],
-                (0.1, 0.9),
-                "uniform",
+                Masking(
+                    block_size=params["block_size"],
+                    family=FAMILIES[family_of(name)],
+                    noise=(0.1, 0.9),
+                    weighting="uniform",
+                ),
                 Drawn(masked),
             )
             assert_rows(plan, masked[None], scored[None])
@@ -213,10 +218,12 @@ def test_every_stored_copy_comes_with_the_complement_that_ours_has(name):
         for row, wanted in zip(masked, scored, strict=True):
             plan = coupled_plan(
                 trajectory,
-                params["block_size"],
-                FAMILIES[family_of(name)],
-                (0.1, 0.9),
-                "uniform",
+                Masking(
+                    block_size=params["block_size"],
+                    family=FAMILIES[family_of(name)],
+                    noise=(0.1, 0.9),
+                    weighting="uniform",
+                ),
                 Drawn(row),
             )
             np.testing.assert_array_equal(plan.states[0] == PREDICTED, wanted)
@@ -232,15 +239,17 @@ def test_semi_autoregressive_views_of_full_attention(name):
         masked, scored = stored_rows(arrays, index, trajectory)
         plan = semi_ar_plan(
             trajectory,
-            params["block_size"],
-            FAMILIES[family_of(name)],
-            (0.1, 0.9),
-            "uniform",
+            Masking(
+                block_size=params["block_size"],
+                family=FAMILIES[family_of(name)],
+                noise=(0.1, 0.9),
+                weighting="uniform",
+            ),
             Drawn(np.atleast_1d(scored.any(0))),
         )
         np.testing.assert_array_equal(plan.states == PREDICTED, scored)
         real = int(arrays["in_response_lens"][index])
-        np.testing.assert_array_equal((plan.states != SHOWN)[:, :real], masked[:, :real])
+        np.testing.assert_array_equal((plan.states != VISIBLE)[:, :real], masked[:, :real])
 
 
 def test_next_token_views():

@@ -20,10 +20,10 @@ SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 # A module may import what stands in an earlier layer, and a package's modules each other.
 # Evaluation stands before training because reinforcement learning watches its held-out accuracy.
 LAYERS = [
-    {"errors", "seeds"},
+    {"errors", "seeds", "types"},
     {"settings", "disk", "distributed"},
     {"models"},
-    {"types", "puzzles"},
+    {"puzzles"},
     {"gym"},
     {"objectives", "rewards", "store", "tasks"},
     {"sampling"},

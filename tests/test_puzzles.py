@@ -155,7 +155,20 @@ def test_an_expression_has_the_value_that_exact_arithmetic_gives(text):
 @settings(derandomize=True, deadline=None)
 def test_no_text_at_all_is_an_error(text):
     for kind, spec in (("countdown", "3,5,7=22"), ("sudoku", "1320400131422403"), ("gym", "")):
-        assert verdict(Task("t", "t", kind, "test", 1, "p", "a", "", spec), text) in (
+        assert verdict(
+            Task(
+                task_id="t",
+                task_set="t",
+                kind=kind,
+                split="test",
+                difficulty=1,
+                prompt="p",
+                answer="a",
+                solution="",
+                spec=spec,
+            ),
+            text,
+        ) in (
             "correct",
             "wrong",
         )

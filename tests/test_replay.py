@@ -28,10 +28,11 @@ from tests.tiny import (
 from tracerl.models.families import FAMILIES
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.views import build_views, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import Views, build_views
 from tracerl.sampling.sampler import sample
 from tracerl.settings.sampling import Sampler
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 TOLERANCE = 1e-5
 REMASKING = ("static", "dynamic", "sequential")

@@ -29,7 +29,7 @@ from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import PAD
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.objectives import views
+from tracerl.objectives import plans, views
 from tracerl.settings.methods import METHOD_KEYS
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.types import Trajectory
@@ -309,11 +309,11 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
 ) -> None:
     one, family = trajectory(prompt, 8), FAMILIES["sdar"]
     plain = (
-        views.trace_plan(one, 4, family, 1),
-        views.num_layout_tokens(one, views.trace_plan(one, 4, family, 1), 4, family),
+        plans.trace_plan(one, 4, family, 1),
+        views.num_layout_tokens(one, plans.trace_plan(one, 4, family, 1), 4, family),
     )
     with response_aligned():
-        shifted = views.trace_plan(one, 4, family, 1)
+        shifted = plans.trace_plan(one, 4, family, 1)
         laid = views.build_views([one], [shifted], 4, family, mask_id=0)
     assert len(shifted.states) == 4  # two blocks of four steps, side by side
     seen = laid.layout.streams[0] != PAD
@@ -325,7 +325,7 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
     assert laid.input_ids[0][clean].tolist() == [*one.prompt_ids, *one.response_ids]
     assert sorted(laid.targets.tolist()) == one.response_ids.tolist()
     assert int((~seen).sum()) == -prompt % 4
-    after = views.trace_plan(one, 4, family, 1)
+    after = plans.trace_plan(one, 4, family, 1)
     assert (after.states == plain[0].states).all()
     assert views.num_layout_tokens(one, after, 4, family) == plain[1]
     if prompt % 4 == 0:

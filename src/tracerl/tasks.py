@@ -68,7 +68,15 @@ def make_task_set(
         if len(found[split]) < wanted[split] and prompt not in found[split]:
             task_id = f"{name}/{_digest(prompt)}"
             found[split][prompt] = Task(
-                task_id, name, settings.source, split, difficulty, prompt, answer, solution, spec
+                task_id=task_id,
+                task_set=name,
+                kind=settings.source,
+                split=split,
+                difficulty=difficulty,
+                prompt=prompt,
+                answer=answer,
+                solution=solution,
+                spec=spec,
             )
     short = {
         split: f"{len(found[split])} of {wanted[split]}"
@@ -194,15 +202,15 @@ def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list
     ):
         prompt = item.prompt
         one = Task(
-            f"{name}/{_digest(prompt)}",
-            name,
-            item.kind,
-            split_of(prompt, held_out),
-            1,
-            prompt,
-            item.answer,
-            "",
-            item.spec,
+            task_id=f"{name}/{_digest(prompt)}",
+            task_set=name,
+            kind=item.kind,
+            split=split_of(prompt, held_out),
+            difficulty=1,
+            prompt=prompt,
+            answer=item.answer,
+            solution="",
+            spec=item.spec,
         )
         tasks.setdefault(prompt, one)
     return list(tasks.values())
@@ -265,14 +273,14 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
         tasks.setdefault(
             prompt,
             Task(
-                task_id,
-                name,
-                "text",
-                split,
-                difficulty,
-                prompt,
-                answer,
-                str(row.get("solution") or ""),
+                task_id=task_id,
+                task_set=name,
+                kind="text",
+                split=split,
+                difficulty=difficulty,
+                prompt=prompt,
+                answer=answer,
+                solution=str(row.get("solution") or ""),
             ),
         )
     return _chosen(list(tasks.values()), settings, str(path))
@@ -314,15 +322,15 @@ def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -
         spec = json.dumps({"rubric": texts["rubric"]}) if texts["rubric"] else ""
         prompt = texts["prompt"]
         task = Task(
-            f"{name}/{_digest(prompt)}",
-            name,
-            "open",
-            split_of(prompt, held_out),
-            difficulty,
-            prompt,
-            texts["answer"].strip(),
-            texts["solution"],
-            spec,
+            task_id=f"{name}/{_digest(prompt)}",
+            task_set=name,
+            kind="open",
+            split=split_of(prompt, held_out),
+            difficulty=difficulty,
+            prompt=prompt,
+            answer=texts["answer"].strip(),
+            solution=texts["solution"],
+            spec=spec,
         )
         if tasks.setdefault(prompt, task) != task:
             raise DataError(

@@ -1,100 +1,95 @@
-"""The records that travel between the parts: frozen, token ids only, joined by id and never by
-position in parallel lists.
+"""The records that travel between the parts: frozen, NumPy arrays of token ids, joined by id and
+never by position in parallel lists.
 
-Notation: P prompt length, R response length (whole blocks up to the end of the last one sampled), K
-block size.
+Notation: P prompt length, R response length (whole blocks up to the end of the last sampled one).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:  # those who only move rows do not wait for torch
-    import torch
-
-    from tracerl.models.masks import Layout
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """A problem with a verifiable answer.
 
-    Example: Task("sums-short/2c1f", "sums-short", "sums", "test", 3, "4+7+5=", "16", "11;16;#16")
-
-    task_id: task set and a hash of the prompt. kind: which verifier decides. difficulty: number of
-    terms or operators.
-    solution: a worked solution in the form the model should write it, "" if there is none.
-    spec: what the verifier needs beyond the answer, as JSON (a code task's tests, a puzzle's
-    clues), "" if nothing.
+    Example: Task(task_id="sums-short/2c1f", task_set="sums-short", kind="sums", split="test",
+    difficulty=3, prompt="4+7+5=", answer="16", solution="11;16;#16")
     """
 
     task_id: str
+    """Task set and a hash of the prompt."""
     task_set: str
+    """Name of the task set in the params."""
     kind: str
+    """Which verifier decides."""
     split: str
+    """"train" or "test"."""
     difficulty: int
+    """Number of terms or operators."""
     prompt: str
+    """The question, as text."""
     answer: str
+    """The answer that the verifier compares with."""
     solution: str
+    """A worked solution in the form that the model should write; "" if there is none."""
     spec: str = ""
+    """What the verifier needs beyond the answer, as JSON (a code task's tests, a puzzle's clues);
+    "" if nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trajectory:
     """One response and how it was unmasked; enough to score every one of its decisions again
     without re-tokenising anything.
 
-    prompt_ids: int32 [P]. response_ids: int32 [R], the whole last block even where text ends
-    before.
-    step_map: int32 [R], the 1-based step that committed each response token; 0 marks positions
-    never reached (full attention only).
-    logprobs: float32 [R], log-probability of each committed token at the sampling temperature,
-    before any filter; NaN where step_map is 0
-        or where the sampler did not write the token (worked solutions).
-    filtered_logprobs: the same under the distribution after top-k and top-p; equal to logprobs when
-    both are off.
-    num_tokens: tokens up to and including the first end token; later ones are neither trained,
-    counted nor shown.
-    block_size: the block size it was sampled at. canvas_length: P plus every position the sampler
-    saw.
-    stop_reason: "end" or "length".
-    order_in_step, order_logprobs: of a drawn order (plackett_luce), the 1-based place of each token
-    among those of its step, int32 [R], and
-        the log-probability of drawing it at that place, float32 [R]; their sum over a step is log p
-        of the step's ordered set.
-    cache_mode, cache_horizon: the approximate cache ("prefix", "dual", "window") under which the
-    model saw something else than a scorer
-        will see, or "none" or "exact".
-    num_denoising_forwards, num_forwards: forward passes that chose tokens; all of them, with
-    prefill, cache commits and the passes of
-        guidance.
-
-    Example, P = 2, K = 2: prompt_ids [7 9], response_ids [4 1 2 0], step_map [1 2 3 3], num_tokens
-    3 (2 is the end token).
+    Example, P = 2, block size 2; 2 is the end token: Trajectory(prompt_ids=[7 9],
+    response_ids=[4 1 2 0], step_map=[1 2 3 3], logprobs=[-0.1 -0.7 -0.2 -1.3],
+    filtered_logprobs=[-0.1 -0.7 -0.2 -1.3], num_tokens=3, block_size=2, canvas_length=6,
+    stop_reason="end", num_denoising_forwards=3, num_forwards=6)
     """
 
     prompt_ids: Ids
+    """int32 [P]: token ids of the prompt."""
     response_ids: Ids
+    """int32 [R]: token ids of the response, the whole last block even where the text ends
+    before."""
     step_map: Ids
+    """int32 [R]: the 1-based step that committed each token; 0 where none did (full attention
+    only)."""
     logprobs: Floats
+    """float32 [R]: log-probability of each committed token at the sampling temperature, before any
+    filter; NaN where step_map is 0 or the sampler did not write the token (worked solutions)."""
     filtered_logprobs: Floats
+    """float32 [R]: the same under the distribution after top-k and top-p; equal to `logprobs` when
+    both are off."""
     num_tokens: int
+    """Tokens up to and including the first end token; later ones are neither trained, counted nor
+    displayed."""
     block_size: int
+    """The block size it was sampled at, in tokens."""
     canvas_length: int
+    """P plus every position that the sampler saw, in tokens."""
     stop_reason: str
+    """"end" or "length"."""
     num_denoising_forwards: int = 0
+    """Forward passes that chose tokens."""
     num_forwards: int = 0
+    """All forward passes: with prefill, cache commits and the passes of guidance."""
     order_in_step: Ids | None = None
+    """int32 [R]: of a drawn order (plackett_luce), the 1-based place of each token in its step."""
     order_logprobs: Floats | None = None
+    """float32 [R]: log-probability of drawing each token at that place; the sum over a step is
+    log p of the step's ordered set."""
     cache_mode: str = "none"
+    """The approximate cache ("prefix", "dual", "window") under which the model saw something else
+    than a scorer will see, or "none" or "exact"."""
     cache_horizon: int | None = None
+    """Of cache mode "window", its horizon in tokens."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -106,94 +101,60 @@ class Trajectory:
         return int(self.step_map.max(initial=0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """The chunks of a response, C of them, and what a judge thinks of them.
+    """The C chunks of a response, and what a judge thinks of them.
 
-    ends: int32 [C], chunk c holds the tokens ends[c - 1] to ends[c]; the last is num_tokens.
-    scores: float32 [C], from -1 to 1, NaN where the judge is undecided. rewards: float32 [C], the
-    scores standardised in the group, weighted: what RL is paid.
-
-    Example: of `11;16;#16` in characters, ends [3, 6, 10], scores [1, 1, 1], rewards [0.58, 0, 1].
+    Example: of `11;16;#16` in characters, Chunks(ends=[3 6 10], scores=[1 1 1],
+    rewards=[0.58 0 1])
     """
 
     ends: Ids
+    """int32 [C]: chunk c holds the tokens ends[c - 1] to ends[c]; the last is num_tokens."""
     scores: Floats
+    """float32 [C]: from -1 to 1, NaN where the judge is undecided."""
     rewards: Floats
+    """float32 [C]: the scores standardised in the group and weighted; what RL is paid."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rollout:
     """A trajectory of a task with its verdict: one row of the store.
 
-    stage: the stage that sampled it ("rl@short"). iteration, sample_index: which of its iterations,
-    which of the task's responses.
-    reward: what RL is paid; reward_parts: its named summands. verdict: "correct", "wrong" or
-    "undecided". text: decoded response.
-    detail: why that verdict, where there is more to say; of a program the sandbox and the verdict
-    on each test.
-    settings: the sampler's settings as recorded with the row. policy_hash: hash of the weights that
-    sampled it. chunks: where a round has process rewards.
+    Example: Rollout(rollout_id="rl@short/3/sums-short/2c1f/0", stage="rl@short", iteration=3,
+    sample_index=0, task=task, trajectory=trajectory, text="11;16;#16", reward=1.0,
+    verdict="correct", policy_hash="9f31c2...", seed=1, settings={"block_size": 2, ...},
+    reward_parts={"correct": 1.0})
     """
 
     rollout_id: str
+    """Unique in the store."""
     stage: str
+    """The stage that sampled it ("rl@short")."""
     iteration: int
+    """The iteration of that stage, 0 before the first."""
     sample_index: int
+    """Which of the task's responses, from 0."""
     task: Task
+    """The task it answers."""
     trajectory: Trajectory
+    """The response."""
     text: str
+    """The decoded response."""
     reward: float
+    """What RL is paid."""
     verdict: str
+    """"correct", "wrong" or "undecided"."""
     policy_hash: str
+    """Hash of the weights that sampled it."""
     seed: int
+    """The run's random seed."""
     settings: dict[str, object]
+    """The sampler's settings as recorded with the row."""
     reward_parts: dict[str, float] = field(default_factory=dict)
+    """The named summands of the reward."""
     detail: str = ""
+    """Why that verdict, where there is more to say; of a program the sandbox and the verdict on
+    each test."""
     chunks: Chunks | None = None
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """Who competed for being committed in the segments that views predict: a contest per segment,
-    its entries in the order of commitment.
-
-    row, column: int64 [C], where the hidden state lies that scores each entry. contest: int64 [C],
-    ascending. place: int64 [C], 0, 1, ... in each contest: entry k was chosen among the entries k,
-    k + 1, .... chosen: int64 [T], the entry of each predicted token.
-    """
-
-    row: torch.Tensor
-    column: torch.Tensor
-    contest: torch.Tensor
-    place: torch.Tensor
-    chosen: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Views:
-    """Rows ready for one forward pass, and the tokens that pass predicts.
-
-    input_ids: int64 [rows, length]. layout: positions, blocks and streams of the same shape.
-    The other tensors are flat, one entry per predicted token, T of them:
-    row, column: where the hidden state lies that predicts it (the family's shift included).
-    targets: token ids. source: index of the trajectory it belongs to. token: index in that
-    trajectory's response.
-    group: number of the (block, step group) it belongs to, counted over the batch. weight: float32,
-    the objective's weight of the token
-        before any reduction (1 unless the noise schedule asks for another).
-    rivals: what the order of commitment is scored with, for the method that scores it.
-
-    Law (TraceRL): over the views of one trajectory every trainable token is predicted exactly once.
-    """
-
-    input_ids: torch.Tensor
-    layout: Layout
-    row: torch.Tensor
-    column: torch.Tensor
-    targets: torch.Tensor
-    source: torch.Tensor
-    token: torch.Tensor
-    group: torch.Tensor
-    weight: torch.Tensor
-    rivals: Rivals | None = None
+    """Where a round has process rewards."""

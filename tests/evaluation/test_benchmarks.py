@@ -234,7 +234,16 @@ def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
     words = [f"word{i}" for i in range(60)]
 
     def task(name, text):
-        return Task(name, "set", "math", "test", 1, text, "1", "")
+        return Task(
+            task_id=name,
+            task_set="set",
+            kind="math",
+            split="test",
+            difficulty=1,
+            prompt=text,
+            answer="1",
+            solution="",
+        )
 
     bench = [task("b/1", " ".join(words[:30])), task("b/2", "What is 2+2?")]
     found = shared_problems(

@@ -21,7 +21,16 @@ from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
 TASKS = [
-    Task(f"sums/{i}", "sums", "sums", "train", 2, prompt, "3", "")
+    Task(
+        task_id=f"sums/{i}",
+        task_set="sums",
+        kind="sums",
+        split="train",
+        difficulty=2,
+        prompt=prompt,
+        answer="3",
+        solution="",
+    )
     for i, prompt in enumerate(("1+2=", "1+1+1="))
 ]
 

@@ -13,7 +13,8 @@ from tracerl.models.attention import Prefix, check_backend, prepare
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.transformer import Transformer
-from tracerl.objectives.views import build_views, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import sample
 
 

@@ -34,7 +34,8 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel
 from tracerl.objectives.likelihood import token_and_order_logprobs
-from tracerl.objectives.views import build_views, segment_plan
+from tracerl.objectives.plans import segment_plan
+from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.models import Compute, Lora

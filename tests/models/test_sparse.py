@@ -9,7 +9,8 @@ from tracerl.models.attention import Backend, Chunks, attend, prepare
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, DOCUMENT, PAD, Layout
 from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.views import build_views, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import sample
 
 

@@ -36,20 +36,13 @@ from tracerl.objectives.methods import (
     units_of,
     wd1_weights,
 )
-from tracerl.objectives.views import (
-    HIDDEN,
-    PREDICTED,
-    SHOWN,
-    Plan,
-    build_views,
-    num_layout_tokens,
-    segment_plan,
-)
+from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, segment_plan
+from tracerl.objectives.views import Views, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
 from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
 from tracerl.settings.training import RlRound
 from tracerl.training.trainer import packed
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 EVERYTHING = 10**6
 LLADA = FAMILIES["llada"]
@@ -108,9 +101,9 @@ def test_tracerl_of_three_tokens():
     settings = round_of("tracerl", train_block_size=4)
     plan = plan_of(settings, three())
     assert plan.states.tolist() == [
-        [PREDICTED, HIDDEN, HIDDEN],
-        [SHOWN, PREDICTED, HIDDEN],
-        [SHOWN, SHOWN, PREDICTED],
+        [PREDICTED, MASKED, MASKED],
+        [VISIBLE, PREDICTED, MASKED],
+        [VISIBLE, VISIBLE, PREDICTED],
     ]
     estimate, gain, weights = gains(
         settings, [plan], [three()], [-1.0, -2.0, -0.5], [-1.1, -1.9, -1.0], [2.0]
@@ -130,11 +123,13 @@ def test_random_of_three_tokens():
     """Two copies; each prediction is a unit that counts one half, so that the step mean of each
     copy counts one half."""
     settings = round_of("random", train_block_size=4)
-    states = np.array([[PREDICTED, SHOWN, PREDICTED], [SHOWN, PREDICTED, SHOWN]], dtype=np.int8)
+    states = np.array(
+        [[PREDICTED, VISIBLE, PREDICTED], [VISIBLE, PREDICTED, VISIBLE]], dtype=np.int8
+    )
     drawn = plan_of(settings, three())
     assert drawn.states.shape == (2, 3)
     assert (drawn.weights == 0.5).all()
-    plan = Plan(states, drawn.weights)
+    plan = Plan(states=states, weights=drawn.weights)
     estimate, gain, weights = gains(
         settings, [plan], [three()], [-1.0, -2.0, -0.5], [-1.0, -2.1, -0.5], [1.0]
     )
@@ -163,11 +158,14 @@ def test_diffucoder_of_three_tokens():
     settings = round_of("diffucoder", train_block_size=4, copies=1, reduction="response")
     assert plan_of(settings, three()).states.tolist()[0] == [PREDICTED] * 3
     states = np.array(
-        [[PREDICTED] * 3, [PREDICTED, SHOWN, SHOWN], [SHOWN, PREDICTED, PREDICTED]], dtype=np.int8
+        [[PREDICTED] * 3, [PREDICTED, VISIBLE, VISIBLE], [VISIBLE, PREDICTED, PREDICTED]],
+        dtype=np.int8,
     )
     weights = np.array([[1 / 2] * 3, [4 / 2] * 3, [(4 / 3) / 2] * 3], dtype=np.float32)
     new, old = [-1.0, -2.0, -3.0, -0.5, -1.5, -3.0], [-1.0, -2.0, -3.0, -0.5, -1.5, -3.03]
-    estimate, gain, weight = gains(settings, [Plan(states, weights)], [three()], new, old, [1.0])
+    estimate, gain, weight = gains(
+        settings, [Plan(states=states, weights=weights)], [three()], new, old, [1.0]
+    )
     assert estimate == pytest.approx(
         [(-1 - 0.5 * 4) / 2, (-2 - 1.5 * 4 / 3) / 2, (-3 - 3 * 4 / 3) / 2]
     )
@@ -228,8 +226,10 @@ def test_spg_of_three_tokens():
     nowhere and is not bounded."""
     settings = round_of("spg", copies=2, bound_exponent=1.5, bound_share=0.5, reduction="step")
     plan = Plan(
-        np.array([[PREDICTED, PREDICTED, SHOWN], [SHOWN, PREDICTED, SHOWN]], dtype=np.int8),
-        np.array([[1.5] * 3, [3.0] * 3], np.float32),
+        states=np.array(
+            [[PREDICTED, PREDICTED, VISIBLE], [VISIBLE, PREDICTED, VISIBLE]], dtype=np.int8
+        ),
+        weights=np.array([[1.5] * 3, [3.0] * 3], np.float32),
     )
     new = [-1.0, -2.0, -0.5]
     lower = (1.5 * (-1 - 2) / 3 + 3 * -0.5 / 3) / 2
@@ -275,12 +275,16 @@ def test_gdpo_of_three_tokens():
         drawn.weights[:, 0], [s / t for s, t in zip(shares, levels, strict=True)], rtol=1e-6
     )
     states = np.array(
-        [[SHOWN, PREDICTED, SHOWN], [PREDICTED, SHOWN, SHOWN], [PREDICTED, PREDICTED, PREDICTED]],
+        [
+            [VISIBLE, PREDICTED, VISIBLE],
+            [PREDICTED, VISIBLE, VISIBLE],
+            [PREDICTED, PREDICTED, PREDICTED],
+        ],
         dtype=np.int8,
     )
     new, old = [-1.0, -2.0, -0.5, -1.5, -0.25], [-1.2, -2.0, -0.5, -1.5, -0.25]
     estimate, gain, weight = gains(
-        settings, [Plan(states, drawn.weights)], [three()], new, old, [1.0]
+        settings, [Plan(states=states, weights=drawn.weights)], [three()], new, old, [1.0]
     )
     w = [s / t for s, t in zip(shares, levels, strict=True)]
     assert estimate == pytest.approx(
@@ -297,10 +301,17 @@ def test_espo_of_three_tokens():
     plan = plan_of(settings, three())
     assert ((plan.states == PREDICTED).sum(0) == 1).all()
     np.testing.assert_allclose(0.5 / plan.weights[0] + 0.5 / plan.weights[1], 1.0, rtol=1e-6)
-    states = np.array([[PREDICTED, SHOWN, SHOWN], [SHOWN, PREDICTED, PREDICTED]], dtype=np.int8)
+    states = np.array(
+        [[PREDICTED, VISIBLE, VISIBLE], [VISIBLE, PREDICTED, PREDICTED]], dtype=np.int8
+    )
     weights = np.array([[4 / 2] * 3, [(4 / 3) / 2] * 3], dtype=np.float32)
     estimate, gain, _ = gains(
-        settings, [Plan(states, weights)], [three()], [-1.0, -2.0, -0.5], [-1.1, -2.0, -0.5], [-1.0]
+        settings,
+        [Plan(states=states, weights=weights)],
+        [three()],
+        [-1.0, -2.0, -0.5],
+        [-1.1, -2.0, -0.5],
+        [-1.0],
     )
     assert estimate == pytest.approx([(2 * -1.0 + (2 / 3) * -2.5) / 3], rel=1e-6)
     assert gain == pytest.approx([-math.exp(0.2 / 3)], rel=1e-6)
@@ -313,7 +324,7 @@ def test_step_merge_of_three_tokens():
         "step_merge", shrink=2, segments=EVERYTHING, train_block_size=4, reduction="response"
     )
     plan = plan_of(settings, three())
-    assert plan.states.tolist() == [[PREDICTED, PREDICTED, HIDDEN], [SHOWN, SHOWN, PREDICTED]]
+    assert plan.states.tolist() == [[PREDICTED, PREDICTED, MASKED], [VISIBLE, VISIBLE, PREDICTED]]
     _, gain, weights = gains(
         settings, [plan], [three()], [-1.0, -2.0, -0.5], [-1.1, -2.2, -0.5], [2.0]
     )

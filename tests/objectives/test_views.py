@@ -15,18 +15,19 @@ from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import DOCUMENT
 from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.views import (
-    HIDDEN,
+from tracerl.objectives.plans import (
+    CANDIDATE,
+    MASKED,
     PREDICTED,
-    READ,
-    SHOWN,
-    build_views,
+    VISIBLE,
+    Masking,
     causal_plan,
     coupled_plan,
     masked_response_plan,
     segment_plan,
     trace_plan,
 )
+from tracerl.objectives.views import build_views
 from tracerl.seeds import generator_for
 from tracerl.training.trainer import together
 from tracerl.types import Trajectory
@@ -70,13 +71,15 @@ def test_a_coupled_copy_is_the_exact_complement_in_every_block(case, seed, weigh
     for trajectory in batch:
         plan = coupled_plan(
             trajectory,
-            block_size,
-            FAMILIES[family],
-            (0.1, 0.9),
-            weighting,
+            Masking(
+                block_size=block_size,
+                family=FAMILIES[family],
+                noise=(0.1, 0.9),
+                weighting=weighting,
+            ),
             generator_for(seed, "coupled"),
         )
-        masked = plan.states != SHOWN
+        masked = plan.states != VISIBLE
         assert (masked[0] ^ masked[1]).all()
         assert (
             (plan.states == PREDICTED).sum(0)
@@ -146,7 +149,7 @@ def test_all_segments_together_predict_every_trainable_token_once_and_none_cross
         assert (plan.states == PREDICTED).sum(0).tolist() == [
             int(j < trajectory.num_tokens) for j in range(len(trajectory.step_map))
         ]
-        assert (plan.states != READ).all()
+        assert (plan.states != CANDIDATE).all()
         first = len(trajectory.prompt_ids) if record.attention == "block_causal" else 0
         live = (first + np.arange(len(trajectory.step_map))) // trajectory.block_size
         views = build_views([trajectory], [plan], block_size, record, MASK_ID)
@@ -214,8 +217,8 @@ def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_i
         for trajectory in batch
     ]
     views = build_views(batch, plans, block_size, record, MASK_ID)
-    rivals = views.rivals
-    assert rivals is not None
+    candidates = views.candidates
+    assert candidates is not None
     for i, source in enumerate(views.source.tolist()):
         trajectory, token = batch[source], int(views.token[i])
         order = list(
@@ -226,13 +229,17 @@ def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_i
         wanted = sorted(
             j for j in range(len(order)) if live[j] == live[token] and order[j] >= order[token]
         )
-        at = int(rivals.chosen[i])
-        mine = (rivals.contest == rivals.contest[at]) & (rivals.place >= rivals.place[at])
-        positions = views.layout.positions[rivals.row[mine], rivals.column[mine]] + record.shift
+        at = int(candidates.chosen[i])
+        mine = (candidates.choice_set == candidates.choice_set[at]) & (
+            candidates.place >= candidates.place[at]
+        )
+        positions = (
+            views.layout.positions[candidates.row[mine], candidates.column[mine]] + record.shift
+        )
         assert sorted((positions - len(trajectory.prompt_ids)).tolist()) == wanted
-        assert (rivals.row[at], rivals.column[at]) == (views.row[i], views.column[i])
+        assert (candidates.row[at], candidates.column[at]) == (views.row[i], views.column[i])
         if record.shift == 0:
-            assert (views.input_ids[rivals.row[mine], rivals.column[mine]] == MASK_ID).all()
+            assert (views.input_ids[candidates.row[mine], candidates.column[mine]] == MASK_ID).all()
 
 
 def test_a_trajectory_without_an_order_is_refused_where_the_order_is_scored():
@@ -250,8 +257,8 @@ def test_hidden_predicted_and_read_are_told_apart():
         trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, True, generator_for(1, "segments")
     )
     assert plan.states.tolist() == [
-        [READ, PREDICTED, READ, READ],
-        [PREDICTED, SHOWN, PREDICTED, SHOWN],
+        [CANDIDATE, PREDICTED, CANDIDATE, CANDIDATE],
+        [PREDICTED, VISIBLE, PREDICTED, VISIBLE],
     ]
     assert plan.order is not None
     assert plan.order.tolist() == [3, 0, 2, 1]
@@ -259,8 +266,8 @@ def test_hidden_predicted_and_read_are_told_apart():
         trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, False, generator_for(1, "segments")
     )
     assert without.states.tolist() == [
-        [HIDDEN, PREDICTED, HIDDEN, HIDDEN],
-        [PREDICTED, SHOWN, PREDICTED, SHOWN],
+        [MASKED, PREDICTED, MASKED, MASKED],
+        [PREDICTED, VISIBLE, PREDICTED, VISIBLE],
     ]
 
 
@@ -286,7 +293,11 @@ def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_sa
         for t in batch
     ]
     plans = [
-        causal_plan(t) if causal else coupled_plan(t, 4, record, (0.2, 0.8), "uniform", rng)
+        causal_plan(t)
+        if causal
+        else coupled_plan(
+            t, Masking(block_size=4, family=record, noise=(0.2, 0.8), weighting="uniform"), rng
+        )
         for t in batch
     ]
     apart = build_views(batch, plans, 4, record, MASK_ID)

@@ -67,7 +67,16 @@ def small_params(num_rounds: int = 2) -> Params:
 
 def make_tasks() -> list[Task]:
     return [
-        Task(f"mixed/{i}", "mixed", "sums", "train", 2, prompt, solution.split("#")[-1], solution)
+        Task(
+            task_id=f"mixed/{i}",
+            task_set="mixed",
+            kind="sums",
+            split="train",
+            difficulty=2,
+            prompt=prompt,
+            answer=solution.split("#")[-1],
+            solution=solution,
+        )
         for i, (prompt, solution) in enumerate(PROMPTS.items())
     ]
 
@@ -116,18 +125,18 @@ def make_rollout(
     )
     correct = text == task.solution
     return Rollout(
-        f"{stage}/{iteration:05d}/{task.task_id}/{index}",
-        stage,
-        iteration,
-        index,
-        task,
-        trajectory,
-        text,
-        float(correct),
-        "correct" if correct else "wrong",
-        "0123456789abcdef",
-        0,
-        SETTINGS,
+        rollout_id=f"{stage}/{iteration:05d}/{task.task_id}/{index}",
+        stage=stage,
+        iteration=iteration,
+        sample_index=index,
+        task=task,
+        trajectory=trajectory,
+        text=text,
+        reward=float(correct),
+        verdict="correct" if correct else "wrong",
+        policy_hash="0123456789abcdef",
+        seed=0,
+        settings=SETTINGS,
     )
 
 

@@ -19,7 +19,8 @@ from tests.tiny import (
 from tracerl.models.cost import Meter, head_flops, layer_flops
 from tracerl.models.masks import Layout
 from tracerl.objectives.likelihood import token_logprobs
-from tracerl.objectives.views import build_views, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import build_views
 from tracerl.reporting.work import Work, sampling_work
 from tracerl.sampling.sampler import sample
 

@@ -132,7 +132,16 @@ def test_a_row_stops_at_its_first_end_token(directory):
 
 def test_baselines_answer_tasks_as_every_model_does(directory):
     model, tokenizer = load_policy(directory, CPU)
-    task = Task("sums/1", "sums", "sums", "test", 2, "1+2=", "3", "#3")
+    task = Task(
+        task_id="sums/1",
+        task_set="sums",
+        kind="sums",
+        split="test",
+        difficulty=2,
+        prompt="1+2=",
+        answer="3",
+        solution="#3",
+    )
     occasion = Occasion("evaluate@x", 0, policy_hash(model), 1, True)
     rollouts = respond(model, tokenizer, [task], 2, tiny_sampler(max_new_tokens=4), occasion)
     assert [r.rollout_id for r in rollouts] == [

@@ -27,8 +27,26 @@ from tracerl.store.schema import ROLLOUTS, SCHEMA_VERSION, TASKS, VERSION_KEY
 from tracerl.types import Rollout, Task
 
 TASK_LIST = [
-    Task("sums/1", "sums", "sums", "train", 3, "4+7+5=", "16", "11;16;#16"),
-    Task("mine/2", "mine", "text", "test", 1, 'What is "π"?\n\u2028', "π", ""),
+    Task(
+        task_id="sums/1",
+        task_set="sums",
+        kind="sums",
+        split="train",
+        difficulty=3,
+        prompt="4+7+5=",
+        answer="16",
+        solution="11;16;#16",
+    ),
+    Task(
+        task_id="mine/2",
+        task_set="mine",
+        kind="text",
+        split="test",
+        difficulty=1,
+        prompt='What is "π"?\n\u2028',
+        answer="π",
+        solution="",
+    ),
 ]
 MODEL = sharp_model("sdar")
 

@@ -24,7 +24,8 @@ from tracerl.objectives.advantages import (
     outcome_rewards,
     returns_and_advantages,
 )
-from tracerl.objectives.views import build_views, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import build_views
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Lora
 from tracerl.store.workspace import Workspace
@@ -269,7 +270,16 @@ def trained(
         **few,
     )
     tasks = [
-        Task(f"set/{i}", "set", "text", split, 1, f"{i}?", "1", "")
+        Task(
+            task_id=f"set/{i}",
+            task_set="set",
+            kind="text",
+            split=split,
+            difficulty=1,
+            prompt=f"{i}?",
+            answer="1",
+            solution="",
+        )
         for i in range(4)
         for split in ("train", "test")
     ]

@@ -62,7 +62,16 @@ def test_a_phase_that_does_not_reach_its_bar_ends_after_its_iterations():
 
 def task_set(name: str) -> list[Task]:
     return [
-        Task(f"{name}/{i}", name, "text", split, 1, f"{i}{name}?", "1", "")
+        Task(
+            task_id=f"{name}/{i}",
+            task_set=name,
+            kind="text",
+            split=split,
+            difficulty=1,
+            prompt=f"{i}{name}?",
+            answer="1",
+            solution="",
+        )
         for i in range(4)
         for split in ("train", "test")
     ]

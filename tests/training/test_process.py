@@ -20,7 +20,8 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import new_model
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import returns_and_advantages
-from tracerl.objectives.views import build_views, trace_plan, trace_steps
+from tracerl.objectives.plans import trace_plan, trace_steps
+from tracerl.objectives.views import build_views
 from tracerl.rewards.judges.kinds import steps_judge
 from tracerl.rewards.judges.questions import Answer
 from tracerl.seeds import generator_for
@@ -35,7 +36,16 @@ from tracerl.types import Chunks, Rollout, Task
 TOKENIZER = character_tokenizer()
 PROCESS: dict[str, Any] = {"judge": "steps", "weight": 0.5, "separators": [";"], "max_chunks": 8}
 TASKS = [
-    Task(f"set/{a}", "set", "sums", split, 2, f"{a}+5+1=", str(a + 6), "")
+    Task(
+        task_id=f"set/{a}",
+        task_set="set",
+        kind="sums",
+        split=split,
+        difficulty=2,
+        prompt=f"{a}+5+1=",
+        answer=str(a + 6),
+        solution="",
+    )
     for a in (2, 3)
     for split in ("train", "test")
 ]
@@ -262,7 +272,7 @@ def with_chunks(trajectories: list[Any]) -> list[Rollout]:
         rollouts.append(
             replace(
                 rollout_of(t, float(i % 2)),
-                chunks=Chunks(ends, np.ones(len(ends), np.float32), rewards),
+                chunks=Chunks(ends=ends, scores=np.ones(len(ends), np.float32), rewards=rewards),
             )
         )
     return rollouts

@@ -15,7 +15,7 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Transformer, predictor_positions
-from tracerl.objectives.views import sampling_blocks, semi_ar_plan
+from tracerl.objectives.plans import Masking, sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.sampling.traces import preferred_order
 from tracerl.seeds import generator_for
@@ -29,14 +29,14 @@ TOKENIZER = character_tokenizer()
 def known(prompt_length: int, response_length: int) -> Trajectory:
     """A worked solution of so many tokens, its end token included."""
     task = Task(
-        "set/1",
-        "set",
-        "text",
-        "train",
-        1,
-        "1" * (prompt_length - len(TOKENIZER.prompt_ids(""))),
-        "",
-        "2" * (response_length - 1),
+        task_id="set/1",
+        task_set="set",
+        kind="text",
+        split="train",
+        difficulty=1,
+        prompt="1" * (prompt_length - len(TOKENIZER.prompt_ids(""))),
+        answer="",
+        solution="2" * (response_length - 1),
     )
     trajectory = worked_trajectory(task, TOKENIZER)
     assert (len(trajectory.prompt_ids), len(trajectory.response_ids)) == (
@@ -99,7 +99,9 @@ def test_a_known_solution_has_as_many_semi_autoregressive_slices_as_it_has_block
     for prompt in range(3, 8):
         filled = completed(known(prompt, 6), 4, TOKENIZER, "full")
         plan = semi_ar_plan(
-            filled, 4, FAMILIES[family], (0.99, 1.0), "uniform", generator_for(1, prompt)
+            filled,
+            Masking(block_size=4, family=FAMILIES[family], noise=(0.99, 1.0), weighting="uniform"),
+            generator_for(1, prompt),
         )
         assert len(plan.states) == 2
 

@@ -8,22 +8,22 @@ never over more of those than fit a table of logits of a fixed size.
 import torch
 
 from tracerl.models.transformer import Transformer
-from tracerl.types import Views
+from tracerl.objectives.views import Views
 
 
 def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
-    """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their rivals if the
+    """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if the
     order is scored; float32 or wider."""
     logits = model.logits(predicted_hidden(model, views))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
-    """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their rivals
+    """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their candidates
     if the order is scored."""
     device = model.device
     hidden: torch.Tensor = model(views.input_ids.to(device), views.layout.to(device))
-    at = views if views.rivals is None else views.rivals
+    at = views if views.candidates is None else views.candidates
     chosen: torch.Tensor = hidden[at.row.to(device), at.column.to(device)]
     return chosen
 
@@ -51,9 +51,9 @@ def token_and_order_logprobs(
     largest log-probability ("max_logprob", which adding a constant to the logits of a position
     cannot change), or what the model's order module says of it ("module"). A forced choice has 0.
     """
-    rivals = views.rivals
-    assert rivals is not None, "views of a method that scores the order"
-    hidden, chosen = predicted_hidden(model, views), rivals.chosen.to(model.device)
+    candidates = views.candidates
+    assert candidates is not None, "views of a method that scores the order"
+    hidden, chosen = predicted_hidden(model, views), candidates.chosen.to(model.device)
     targets = torch.zeros(len(hidden), dtype=torch.int64, device=model.device).index_put(
         (chosen,), views.targets.to(model.device)
     )
@@ -68,7 +68,9 @@ def token_and_order_logprobs(
     if order_score == "module":
         assert model.order is not None, "a policy with an order module"
         scores = model.order(hidden) / order_temperature
-    return tokens[chosen], plackett_luce_logprobs(scores, rivals.contest, rivals.place)[chosen]
+    return tokens[chosen], plackett_luce_logprobs(scores, candidates.choice_set, candidates.place)[
+        chosen
+    ]
 
 
 def plackett_luce_logprobs(

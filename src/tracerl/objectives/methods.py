@@ -31,20 +31,22 @@ from tracerl.models.families import Family
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import token_weights
-from tracerl.objectives.views import (
+from tracerl.objectives.plans import (
     PREDICTED,
+    Masking,
     Plan,
     blockwise_plan,
+    concatenate_plans,
     coupled_plan,
-    joined,
     masked_response_plan,
     random_plan,
-    scaled,
+    scale_weights,
     segment_plan,
     trace_plan,
 )
+from tracerl.objectives.views import Views
 from tracerl.settings.training import RlRound
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
@@ -117,10 +119,17 @@ def random(
     canvases are not those the sampler saw.
     """
     size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
-    plan = joined(
-        [random_plan(trajectory, size, family, noise, "uniform", generator) for _ in range(copies)]
+    plan = concatenate_plans(
+        [
+            random_plan(
+                trajectory,
+                Masking(block_size=size, family=family, noise=noise, weighting="uniform"),
+                generator,
+            )
+            for _ in range(copies)
+        ]
     )
-    return scaled(plan, 1 / copies)
+    return scale_weights(plan, 1 / copies)
 
 
 def coupled(
@@ -133,10 +142,17 @@ def coupled(
     takes variance out.
     """
     size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
-    plan = joined(
-        [coupled_plan(trajectory, size, family, noise, "uniform", generator) for _ in range(copies)]
+    plan = concatenate_plans(
+        [
+            coupled_plan(
+                trajectory,
+                Masking(block_size=size, family=family, noise=noise, weighting="uniform"),
+                generator,
+            )
+            for _ in range(copies)
+        ]
     )
-    return scaled(plan, 1 / copies)
+    return scale_weights(plan, 1 / copies)
 
 
 def diffucoder(
@@ -150,14 +166,18 @@ def diffucoder(
     both copies. Biased: as `random`; the weights make the sum no likelihood either.
     """
     size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
-    pairs = joined(
+    pairs = concatenate_plans(
         [
-            coupled_plan(trajectory, size, family, noise, "inverse_t", generator)
+            coupled_plan(
+                trajectory,
+                Masking(block_size=size, family=family, noise=noise, weighting="inverse_t"),
+                generator,
+            )
             for _ in range(copies)
         ]
     )
     full = masked_response_plan(trajectory, 0.0, generator)
-    return joined([scaled(full, 1 / 2), scaled(pairs, 1 / (2 * copies))])
+    return concatenate_plans([scale_weights(full, 1 / 2), scale_weights(pairs, 1 / (2 * copies))])
 
 
 def diffu_grpo(
@@ -201,7 +221,7 @@ def spg(
     sampler's; prompt tokens are not masked as well; the log of the mean is over the copies that
     hide a token, which differs from the paper's by a constant. Biased: bounds.
     """
-    return joined(
+    return concatenate_plans(
         [
             blockwise_plan(trajectory, family, given(settings.noise), generator)
             for _ in range(given(settings.copies))
@@ -225,12 +245,21 @@ def gdpo(
     for level, share in zip((points + 1) / 2, shares / 2, strict=True):
         for _ in range(copies):
             plans.append(
-                scaled(
-                    random_plan(trajectory, size, family, (level, level), "inverse_t", generator),
+                scale_weights(
+                    random_plan(
+                        trajectory,
+                        Masking(
+                            block_size=size,
+                            family=family,
+                            noise=(level, level),
+                            weighting="inverse_t",
+                        ),
+                        generator,
+                    ),
                     share / copies,
                 )
             )
-    return joined(plans)
+    return concatenate_plans(plans)
 
 
 def espo(
@@ -244,13 +273,17 @@ def espo(
     token of the response as in its code. Biased: as `gdpo`.
     """
     size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
-    plan = joined(
+    plan = concatenate_plans(
         [
-            coupled_plan(trajectory, size, family, noise, "inverse_t", generator)
+            coupled_plan(
+                trajectory,
+                Masking(block_size=size, family=family, noise=noise, weighting="inverse_t"),
+                generator,
+            )
             for _ in range(copies)
         ]
     )
-    return scaled(plan, 1 / (2 * copies))
+    return scale_weights(plan, 1 / (2 * copies))
 
 
 def step_merge(

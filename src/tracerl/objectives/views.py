@@ -1,14 +1,9 @@
-"""Views of trajectories, and the one place that makes noise.
-
-A *plan* says for each view and response token whether the view holds it clean, masked, or masked
-and predicted. Plans differ by objective (`trace_plan`, `segment_plan`, `random_plan`,
-`coupled_plan`, ...); `build_views` lays any plan out for a family's attention rule:
+"""Views: plans laid out as rows for one forward pass, for a family's attention rule.
 
 * full attention: one row per view, the canvas with the view's positions masked;
 * block-causal: one row per trajectory, `[clean | noisy_1 | ... | noisy_n]`, where a noisy view
-holds only the blocks in which it predicts
-  something. The clean half never looks at a noisy one, so one clean copy serves all views exactly
-  (a test compares with separate rows).
+  holds only the blocks in which it predicts something. The clean half never attends to a noisy one,
+  so that one clean copy serves all views exactly (a test compares with separate rows).
 
 Everything lies on the one absolute block grid of models/masks.py.
 """
@@ -20,359 +15,132 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracerl.errors import DataError
 from tracerl.models.families import Family
 from tracerl.models.masks import CLEAN, COMMON, DOCUMENT, PAD, Layout, block_starts_after
 from tracerl.models.transformer import predictor_positions
-from tracerl.types import Rivals, Trajectory, Views
+from tracerl.objectives.plans import (
+    CANDIDATE,
+    PREDICTED,
+    VISIBLE,
+    Plan,
+    dense_ranks,
+    grid_blocks,
+)
+from tracerl.types import Trajectory
 
-SHOWN, HIDDEN, PREDICTED, READ = 0, 1, 2, 3
+Bools = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the views of one response hold.
-
-    states: int8 [views, R], state of every response token in every view: SHOWN, HIDDEN (masked),
-    PREDICTED (masked and scored) or READ
-        (masked, not scored, but a competitor in the order of commitment). weights: float32 [views,
-        R], of the scored tokens.
-    masked_prompt: bool [P], prompt tokens that are masked in all views. order: int64 [R], the place
-    of every token in the order of
-        commitment, where that order is scored. causal: the tokens are predicted left to right from
-        a clean row instead.
+@dataclass(frozen=True, kw_only=True)
+class OrderCandidates:
+    """From which positions each predicted token was chosen: one choice set per predicted segment,
+    its C entries in the order of commitment. Entry k was chosen among the entries k, k + 1, ... of
+    its choice set.
     """
 
-    states: npt.NDArray[np.int8]
-    weights: npt.NDArray[np.float32]
-    masked_prompt: npt.NDArray[np.bool_] | None = None
-    order: npt.NDArray[np.int64] | None = None
-    causal: bool = False
+    row: torch.Tensor
+    """int64 [C]: row of the hidden state that scores each entry."""
+    column: torch.Tensor
+    """int64 [C]: column of that hidden state."""
+    choice_set: torch.Tensor
+    """int64 [C]: number of the entry's choice set, ascending."""
+    place: torch.Tensor
+    """int64 [C]: 0, 1, ... inside each choice set."""
+    chosen: torch.Tensor
+    """int64 [T]: the entry of each predicted token."""
 
 
-def joined(plans: Sequence[Plan]) -> Plan:
-    """The views of several plans of one response as one plan."""
-    return Plan(
-        np.concatenate([plan.states for plan in plans]),
-        np.concatenate([plan.weights for plan in plans]),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Views:
+    """Rows ready for one forward pass, and the T tokens that this pass predicts.
 
+    Law (TraceRL): over the views of one trajectory every trainable token is predicted exactly once.
 
-def scaled(plan: Plan, factor: float) -> Plan:
-    """The plan with all weights times a factor."""
-    return replace(plan, weights=(plan.weights * factor).astype(np.float32))
-
-
-def grid_blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.int64]:
-    """Block of each response token, int64 [R], on the absolute grid; for full attention the whole
-    response is one block."""
-    positions = len(trajectory.prompt_ids) + np.arange(len(trajectory.response_ids))
-    return (
-        positions // block_size if family.attention == "block_causal" else np.zeros_like(positions)
-    )
-
-
-def _blocks_with(
-    trajectory: Trajectory, block_size: int, family: Family, chosen: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """Which blocks of the grid hold a chosen token in which view, bool [views, B], from bool
-    [views, R]; and their numbers, int64 [B]."""
-    blocks = grid_blocks(trajectory, block_size, family)
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-    return np.logical_or.reduceat(chosen, starts, axis=1), blocks[starts]
-
-
-def sampling_blocks(
-    trajectory: Trajectory, family: Family, block_size: int
-) -> npt.NDArray[np.int64]:
-    """Block of each response token in the order of sampling, int64 [R]: on the grid, or counted
-    from the response for full attention."""
-    first = len(trajectory.prompt_ids) if family.attention == "block_causal" else 0
-    return (first + np.arange(len(trajectory.response_ids))) // block_size
-
-
-def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: int) -> Plan:
-    """TraceRL's views: every `shrink` neighbouring distinct steps of a block are one group; view l
-    predicts the l-th group of every block.
-
-    Tokens of earlier groups are shown, of later ones hidden. Tokens after the first end token take
-    their place in the order but are never predicted. A larger block than the rollout's holds
-    several of its blocks, in the recorded order (block enlargement).
+    Example: prompt [7 9], response [4 1 2 0] with step_map [1 2 3 3], 3 trainable tokens, block
+    size 2, a block-causal family that does not shift, mask id 0. The two noisy views predict the
+    first and the second step of each block:
+    input_ids [[7 9 4 1 2 0 | 0 0 0 0 | 4 0]], row [0 0 0], column [6 8 11], targets [4 2 1],
+    source [0 0 0], token [0 2 1], group [0 2 1], weight [1 1 1].
     """
-    blocks = grid_blocks(trajectory, block_size, family)
-    states = _ordered_states(
-        _step_groups(trajectory, blocks, blocks, shrink), trajectory.num_tokens
-    )
-    states = states[(states == PREDICTED).any(1)]
-    return Plan(states, np.ones(states.shape, dtype=np.float32))
+
+    input_ids: torch.Tensor
+    """int64 [rows, length]: token ids, right-padded."""
+    layout: Layout
+    """Positions, blocks and streams, each int64 [rows, length]."""
+    row: torch.Tensor
+    """int64 [T]: row of the hidden state that predicts each token."""
+    column: torch.Tensor
+    """int64 [T]: its column; a family's shift is included."""
+    targets: torch.Tensor
+    """int64 [T]: the token ids to predict."""
+    source: torch.Tensor
+    """int64 [T]: index of the trajectory that each token belongs to."""
+    token: torch.Tensor
+    """int64 [T]: index of each token in its trajectory's response."""
+    group: torch.Tensor
+    """int64 [T]: number of the token's (block, step group), counted over the batch."""
+    weight: torch.Tensor
+    """float32 [T]: the objective's weight of each token before any reduction."""
+    candidates: OrderCandidates | None = None
+    """What the order of commitment is scored with, for the method that scores it."""
 
 
-def trace_steps(
-    trajectory: Trajectory, block_size: int, family: Family, shrink: int
-) -> npt.NDArray[np.int64]:
-    """Number of the step of each trainable token, int64 [num_tokens]: the groups of `trace_plan` in
-    the order of (block, group), from 0."""
-    blocks = grid_blocks(trajectory, block_size, family)
-    groups = _step_groups(trajectory, blocks, blocks, shrink)
-    pairs = (blocks * len(blocks) + groups)[: trajectory.num_tokens]
-    return _ranks(np.zeros_like(pairs), pairs)
-
-
-def segment_plan(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    shrink: int,
-    segments: int,
-    ordered: bool,
-    generator: np.random.Generator,
-) -> Plan:
-    """StepMerge's views: `shrink` neighbouring steps of one rollout block are a segment, scored on
-    the canvas before its first step.
-
-    The views of `trace_plan`, except that a segment never crosses a rollout block, whatever the
-    attention rule or the training block, and that only `segments` of those that hold a trainable
-    token are scored, drawn without replacement (all, if there are fewer).
-    ordered: also keep what the order of commitment was chosen from. Raises DataError if the
-    trajectory does not know its order.
-    """
-    blocks = grid_blocks(trajectory, block_size, family)
-    live = sampling_blocks(trajectory, family, trajectory.block_size)
-    groups = _step_groups(trajectory, blocks, live, shrink)
-    states = _ordered_states(groups, trajectory.num_tokens)
-    trainable = np.unique(np.stack([blocks, groups])[:, : trajectory.num_tokens], axis=1).T
-    drawn = np.sort(generator.permutation(len(trainable))[:segments])
-    kept = np.zeros(states.shape, dtype=bool)
-    for block, group in trainable[drawn]:
-        segment = (blocks == block) & (groups == group)
-        kept[group] |= segment
-        if ordered:
-            rivals = (
-                (live == live[segment][0])
-                & (blocks == block)
-                & (groups >= group)
-                & (states[group] != PREDICTED)
-            )
-            states[group, rivals] = READ
-    states[(states == PREDICTED) & ~kept] = HIDDEN
-    views = (states == PREDICTED).any(1)
-    order = _commitment_order(trajectory) if ordered else None
-    return Plan(
-        states[views], np.ones((int(views.sum()), len(blocks)), dtype=np.float32), order=order
-    )
-
-
-def _step_groups(
-    trajectory: Trajectory, blocks: npt.NDArray[np.int64], inner: npt.NDArray[np.int64], shrink: int
-) -> npt.NDArray[np.int64]:
-    """Group of each response token, int64 [R], counted in its block: every `shrink` neighbouring
-    distinct steps of an inner block."""
-    group = _ranks(inner, trajectory.step_map.astype(np.int64)) // shrink
-    return _ranks(blocks, inner * len(blocks) + group)
-
-
-def _ranks(parts: npt.NDArray[np.int64], values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Place of each value among the distinct values of its part, from 0; all int64 [N]."""
-    order = np.lexsort((values, parts))
-    first, distinct = np.ones((2, len(values)), dtype=bool)
-    np.not_equal(parts[order[1:]], parts[order[:-1]], out=first[1:])
-    np.not_equal(values[order[1:]], values[order[:-1]], out=distinct[1:])
-    number = (first | distinct).cumsum()
-    ranks = np.empty_like(values)
-    ranks[order] = number - np.maximum.accumulate(np.where(first, number, 0))
-    return ranks
-
-
-def _ordered_states(group: npt.NDArray[np.int64], num_tokens: int) -> npt.NDArray[np.int8]:
-    """States in which view l predicts group l, shows earlier groups and hides later ones."""
-    view = np.arange(group.max() + 1)[:, None]
-    states = np.where(group < view, SHOWN, np.where(group == view, PREDICTED, HIDDEN)).astype(
-        np.int8
-    )
-    states[:, num_tokens:][states[:, num_tokens:] == PREDICTED] = HIDDEN
-    return states
-
-
-def _commitment_order(trajectory: Trajectory) -> npt.NDArray[np.int64]:
-    """Place of each response token in the order of commitment, int64 [R]: by step, inside a step by
-    the recorded order."""
-    if trajectory.order_in_step is None:
-        raise DataError(
-            "a trajectory does not know in which order its tokens were committed",
-            where="a method that scores the order",
-            wanted="responses sampled with remasking 'plackett_luce'",
-        )
-    place = np.empty(len(trajectory.step_map), dtype=np.int64)
-    place[np.lexsort((trajectory.order_in_step, trajectory.step_map))] = np.arange(len(place))
-    return place
-
-
-def random_plan(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    noise: tuple[float, float],
-    weighting: str,
-    generator: np.random.Generator,
-) -> Plan:
-    """One view of random masking: a level t ~ U(noise) per block (per sequence for full attention),
-    each token masked with probability t.
-
-    weighting "inverse_t" gives each masked token the weight 1/t (an evidence bound when noise is
-    (0, 1)), "uniform" the weight 1. A draw that masks nothing stays: it has no predicted token but
-    its trainable tokens are counted in the denominator.
-    """
-    levels = _levels(grid_blocks(trajectory, block_size, family), noise, generator)
-    masked = generator.random(len(levels)) < levels
-    return Plan(
-        _masked_states(masked, trajectory.num_tokens)[None], _weights(levels[None], weighting)
-    )
-
-
-def semi_ar_plan(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    noise: tuple[float, float],
-    weighting: str,
-    generator: np.random.Generator,
-) -> Plan:
-    """Semi-autoregressive views: a level per block, and for full attention a view per block,
-    earlier blocks shown, later ones hidden.
-
-    With block-causal attention it is `random_plan`: later blocks are invisible anyway, and earlier
-    ones clean. Views that mask nothing are left out.
-    """
-    if family.attention == "block_causal":
-        return random_plan(trajectory, block_size, family, noise, weighting, generator)
-    blocks = sampling_blocks(trajectory, family, block_size)
-    levels = _levels(blocks, noise, generator)
-    inside = _masked_states(generator.random(len(levels)) < levels, trajectory.num_tokens)
-    view = np.unique(blocks)[:, None]
-    states = np.where(blocks < view, SHOWN, np.where(blocks == view, inside, HIDDEN)).astype(
-        np.int8
-    )
-    states = states[(states == PREDICTED).any(1)]
-    return Plan(states, np.broadcast_to(_weights(levels, weighting), states.shape))
-
-
-def causal_plan(trajectory: Trajectory) -> Plan:
-    """Next-token prediction: every trainable token from the clean tokens before it, for shifted
-    families."""
-    states = np.where(
-        np.arange(len(trajectory.response_ids)) < trajectory.num_tokens, PREDICTED, SHOWN
-    ).astype(np.int8)[None]
-    return Plan(states, np.ones(states.shape, dtype=np.float32), causal=True)
-
-
-def coupled_plan(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    noise: tuple[float, float],
-    weighting: str,
-    generator: np.random.Generator,
-) -> Plan:
-    """A view of random masking and its complement, so that every token is masked in exactly one of
-    the two.
-
-    weighting "inverse_t" gives the weights 1/t and 1/(1 - t), "uniform" the weight 1.
-    """
-    levels = _levels(grid_blocks(trajectory, block_size, family), noise, generator)
-    masked = generator.random(len(levels)) < levels
-    states = np.stack([_masked_states(part, trajectory.num_tokens) for part in (masked, ~masked)])
-    return Plan(states, _weights(np.stack([levels, 1.0 - levels]), weighting))
-
-
-def blockwise_plan(
-    trajectory: Trajectory,
-    family: Family,
-    noise: tuple[float, float],
-    generator: np.random.Generator,
-) -> Plan:
-    """One view as sampling in blocks sees a response: blocks before a drawn one shown, the drawn
-    one partly masked, later ones wholly.
-
-    The number of tokens masked in the drawn block is uniform between the two shares `noise` of its
-    trainable tokens, at least one. Every masked trainable token is predicted and weighted by
-    (trainable tokens) / (predicted tokens), an empirical 1/t.
-    """
-    live = sampling_blocks(trajectory, family, trajectory.block_size)
-    count = trajectory.num_tokens
-    block = generator.choice(np.unique(live[:count]))
-    inside = np.flatnonzero(live[:count] == block)
-    low, high = (max(1, int(share * len(inside))) for share in noise)
-    masked = live > block
-    masked[generator.permutation(inside)[: int(generator.integers(low, high + 1))]] = True
-    masked[count:] = True
-    weights = np.full((1, len(live)), count / masked[:count].sum(), dtype=np.float32)
-    return Plan(_masked_states(masked, count)[None], weights)
-
-
-def masked_response_plan(
-    trajectory: Trajectory, prompt_rate: float, generator: np.random.Generator
-) -> Plan:
-    """One view of the wholly masked response after a prompt whose tokens are masked with
-    probability `prompt_rate`."""
-    states = _masked_states(
-        np.ones(len(trajectory.response_ids), dtype=bool), trajectory.num_tokens
-    )[None]
-    masked_prompt = (
-        generator.random(len(trajectory.prompt_ids)) < prompt_rate if prompt_rate else None
-    )
-    return Plan(states, np.ones(states.shape, dtype=np.float32), masked_prompt)
-
-
-def _levels(
-    blocks: npt.NDArray[np.int64], noise: tuple[float, float], generator: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    """A noise level per block, at each of its tokens."""
-    return generator.uniform(*noise, size=int(blocks[-1] - blocks[0]) + 1)[blocks - blocks[0]]
-
-
-def _weights(levels: npt.NDArray[np.float64], weighting: str) -> npt.NDArray[np.float32]:
-    """Weight of a token masked at each noise level: 1/t for "inverse_t", 1 for "uniform"."""
-    return (1.0 / levels if weighting == "inverse_t" else np.ones_like(levels)).astype(np.float32)
-
-
-def _masked_states(masked: npt.NDArray[np.bool_], num_tokens: int) -> npt.NDArray[np.int8]:
-    """Masked tokens are predicted, but those after the end token only hidden."""
-    states = np.where(masked, PREDICTED, SHOWN).astype(np.int8)
-    states[num_tokens:][masked[num_tokens:]] = HIDDEN
-    return states
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Row:
-    """One row before padding: arrays of one length, and where its predicted and read tokens stand
-    (see Views)."""
+    """One row before padding, with the tokens that it predicts or scores as candidates."""
 
-    ids: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    blocks: npt.NDArray[np.int64]
-    streams: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
-    views: npt.NDArray[np.int64]
+    ids: Integers
+    """[length]: token ids."""
+    positions: Integers
+    """[length]: absolute positions."""
+    blocks: Integers
+    """[length]: attention blocks."""
+    streams: Integers
+    """[length]: streams of models/masks.py."""
+    columns: Integers
+    """[n]: column of the hidden state for each token of `tokens`."""
+    tokens: Integers
+    """[n]: indices in the response."""
+    views: Integers
+    """[n]: the view of each token of `tokens`."""
+    prompt: npt.NDArray[np.int32]
+    """The leading prompt tokens that other responses to the same prompt could share."""
 
-    def restricted(self, chosen: npt.NDArray[np.bool_]) -> "_Row":
+    def select(self, chosen: Bools) -> "_Row":
+        """The row with some of its tokens."""
         return replace(
             self, columns=self.columns[chosen], tokens=self.tokens[chosen], views=self.views[chosen]
         )
 
-    def sharing(self, length: int) -> "_Row":
-        """The row with its first tokens seen by everyone in it."""
-        streams = np.where(np.arange(len(self.streams)) < length, COMMON, self.streams)
-        return replace(self, streams=streams)
+    def share_prompt(self) -> "_Row":
+        """The row with its shareable prompt visible to every document of the row."""
+        is_prompt = np.arange(len(self.streams)) < len(self.prompt)
+        return replace(self, streams=np.where(is_prompt, COMMON, self.streams))
 
-    def without(self, length: int) -> "_Row":
-        """The row without its first tokens, none of which is predicted."""
-        names = ("ids", "positions", "blocks", "streams")
+    def drop_prompt(self) -> "_Row":
+        """The row without its shareable prompt, of which nothing is predicted."""
+        length = len(self.prompt)
         return replace(
             self,
+            ids=self.ids[length:],
+            positions=self.positions[length:],
+            blocks=self.blocks[length:],
+            streams=self.streams[length:],
             columns=self.columns - length,
-            **{name: getattr(self, name)[length:] for name in names},
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Places:
+    """Where each of n rows ends up in the padded table; all int64 [n]."""
+
+    row: Integers
+    """Row of the table."""
+    start: Integers
+    """Its first column."""
+    document: Integers
+    """Its number among the documents of that row."""
 
 
 def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, family: Family) -> int:
@@ -382,9 +150,8 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
         return len(trajectory.prompt_ids) + len(trajectory.response_ids)
     if family.attention == "full":
         return canvas * len(plan.states)
-    return canvas + block_size * int(
-        _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)[0].sum()
-    )
+    predicts, _ = _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)
+    return canvas + block_size * int(predicts.sum())
 
 
 def row_bundles(
@@ -394,15 +161,13 @@ def row_bundles(
     family: Family,
     group_tokens: int,
 ) -> tuple[list[list[int]], list[int]]:
-    """Indices of neighbours whose rows `build_views` will join, and the tokens of each of those
-    rows (for packing micro-batches)."""
-    lengths = [
-        num_layout_tokens(t, p, block_size, family)
-        for t, p in zip(trajectories, plans, strict=True)
-    ]
-    prompts = [
-        _shareable(t, p, block_size, family) for t, p in zip(trajectories, plans, strict=True)
-    ]
+    """Indices of neighbours whose rows `build_views` will put into one row, and the number of
+    tokens of each of those rows (for packing micro-batches)."""
+    lengths = []
+    prompts = []
+    for trajectory, plan in zip(trajectories, plans, strict=True):
+        lengths.append(num_layout_tokens(trajectory, plan, block_size, family))
+        prompts.append(_shareable_prompt(trajectory, plan, block_size, family))
     bundles: list[list[int]] = []
     totals: list[int] = []
     for index, joins in enumerate(_joins(lengths, prompts, group_tokens)):
@@ -415,33 +180,6 @@ def row_bundles(
     return bundles, totals
 
 
-def _shareable(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family
-) -> npt.NDArray[np.int32]:
-    """The prompt tokens whose hidden states are the same for every response: its whole blocks,
-    where attention is block-causal."""
-    alone = family.attention == "full" or plan.causal or plan.masked_prompt is not None
-    return trajectory.prompt_ids[
-        : 0 if alone else len(trajectory.prompt_ids) // block_size * block_size
-    ]
-
-
-def _joins(
-    lengths: list[int], prompts: Sequence[npt.NDArray[np.int32]] | None, most: int
-) -> list[bool]:
-    """Whether each row joins the one before it in rows of at most so many tokens. prompts: only
-    rows that begin with the same shareable prompt join, and they hold it once."""
-    joins, total = [False] * len(lengths), 0
-    for i, length in enumerate(lengths):
-        more = length if prompts is None else length - len(prompts[i])
-        alike = prompts is None or (
-            len(prompts[i]) > 0 and np.array_equal(prompts[i], prompts[i - 1])
-        )
-        joins[i] = i > 0 and alike and total + more <= most
-        total = total + more if joins[i] else length
-    return joins
-
-
 def build_views(
     trajectories: Sequence[Trajectory],
     plans: Sequence[Plan],
@@ -451,270 +189,300 @@ def build_views(
     row_tokens: int = 0,
     group_tokens: int = 0,
 ) -> Views:
-    """Lays plans out for one forward pass. Rows are right-padded; `source` counts the given
-    trajectories.
+    """Lays plans out for one forward pass. Rows are right-padded; `source` counts `trajectories`.
 
     row_tokens: neighbouring rows are put into one as long as it holds no more tokens than that, as
     documents that do not see each other.
     group_tokens: the same for neighbours with one prompt only, which then share one copy of its
     whole blocks (block-causal attention).
     """
-    lay_out = _full_rows if family.attention == "full" else _block_rows
     rows: list[_Row] = []
-    prompts: list[npt.NDArray[np.int32]] = []
-    row_of, source, group, weight, targets = [], [], [], [], []
-    rivals: list[tuple[npt.NDArray[np.int64], ...]] = []
+    source: list[Integers] = []
+    group: list[Integers] = []
+    weight: list[npt.NDArray[np.float32]] = []
+    targets: list[Integers] = []
+    candidates: list[OrderCandidates] = []
     num_groups = 0
+    num_candidates = 0
     for index, (trajectory, plan) in enumerate(zip(trajectories, plans, strict=True)):
         blocks = grid_blocks(trajectory, block_size, family)
-        made = (
-            _causal_rows(trajectory, plan, family)
-            if plan.causal
-            else lay_out(trajectory, plan, block_size, family, mask_id)
-        )
-        for everyone in made:
-            local = _ranks(
-                np.zeros_like(everyone.tokens),
-                blocks[everyone.tokens] * len(plan.states) + everyone.views,
+        for row in _rows_of(trajectory, plan, block_size, family, mask_id):
+            ranks = dense_ranks(
+                np.zeros_like(row.tokens), blocks[row.tokens] * len(plan.states) + row.views
             )
-            contest = local + num_groups
-            scored = plan.states[everyone.views, everyone.tokens] == PREDICTED
+            groups = ranks + num_groups
+            is_scored = plan.states[row.views, row.tokens] == PREDICTED
             if plan.order is not None:
-                rivals.append(
-                    _contests(
-                        everyone,
-                        contest,
-                        plan.order,
-                        scored,
-                        len(rows),
-                        sum(len(part[0]) for part in rivals),
-                    )
+                entries = _order_candidates(
+                    row, groups, plan.order, is_scored, len(rows), num_candidates
                 )
-            row = everyone.restricted(scored)
-            prompts.append(_shareable(trajectory, plan, block_size, family))
-            row_of.append(np.full(len(row.tokens), len(rows)))
-            rows.append(row)
-            source.append(np.full(len(row.tokens), index))
-            weight.append(plan.weights[row.views, row.tokens])
-            targets.append(trajectory.response_ids[row.tokens].astype(np.int64))
-            group.append(contest[scored])
-            num_groups += int(local.max(initial=-1)) + 1
-    lengths = [len(row.ids) for row in rows]
-    joins = (
-        _joins(lengths, prompts, group_tokens)
-        if group_tokens
-        else _joins(lengths, None, row_tokens)
-    )
-    dropped = np.array(
-        [
-            len(prompt) if group_tokens and joined else 0
-            for prompt, joined in zip(prompts, joins, strict=True)
-        ],
-        dtype=np.int64,
-    )
-    if group_tokens:
-        rows = [
-            row.without(n) if n else row.sharing(len(prompt))
-            for row, prompt, n in zip(rows, prompts, dropped, strict=True)
-        ]
-    row_at, offset, document = _places([len(row.ids) for row in rows], joins)
-    width = max(
-        (int(start) + len(row.ids) for row, start in zip(rows, offset, strict=True)), default=1
-    )
-    height = max(
-        int(row_at.max(initial=-1)) + 1, 1
-    )  # where nothing is masked, one row of padding is passed
-
-    def padded(name: str, fill: int, step: int = 0) -> torch.Tensor:
-        out = np.full((height, width), fill, dtype=np.int64)
-        for i, row in enumerate(rows):
-            values = getattr(row, name)
-            out[row_at[i], offset[i] : offset[i] + len(values)] = values + step * document[i]
-        return torch.from_numpy(out)
-
-    def flat(parts: list[npt.NDArray[np.int64]]) -> torch.Tensor:
-        return (
-            torch.from_numpy(np.concatenate(parts).astype(np.int64))
-            if parts
-            else torch.zeros(0, dtype=torch.int64)
-        )
-
-    starts = [np.full(len(row.columns), offset[i]) for i, row in enumerate(rows)]
+                candidates.append(entries)
+                num_candidates += len(groups)
+            scored = row.select(is_scored)
+            rows.append(scored)
+            source.append(np.full(len(scored.tokens), index))
+            weight.append(plan.weights[scored.views, scored.tokens])
+            targets.append(trajectory.response_ids[scored.tokens].astype(np.int64))
+            group.append(groups[is_scored])
+            num_groups += int(ranks.max(initial=-1)) + 1
+    joins = _row_joins(rows, row_tokens, group_tokens)
+    rows, dropped = _share_prompts(rows, joins) if group_tokens else (rows, [0] * len(rows))
+    places = _place_rows(rows, joins)
+    row_of = [np.full(len(row.tokens), places.row[i]) for i, row in enumerate(rows)]
+    column = [row.columns + places.start[i] for i, row in enumerate(rows)]
+    input_ids, layout = _pad_rows(rows, places, mask_id)
     return Views(
-        input_ids=padded("ids", mask_id),
-        layout=Layout(
-            padded("positions", 0), padded("blocks", 0), padded("streams", PAD, DOCUMENT)
-        ),
-        row=torch.from_numpy(row_at)[flat(row_of)],
-        column=flat([row.columns for row in rows]) + flat(starts),
-        targets=flat(targets),
-        source=flat(source),
-        token=flat([row.tokens for row in rows]),
-        group=flat(group),
-        weight=torch.from_numpy(np.concatenate(weight).astype(np.float32))
-        if weight
-        else torch.zeros(0),
-        rivals=_placed(
-            Rivals(*(flat(list(part)) for part in zip(*rivals, strict=True))),
-            row_at,
-            offset - dropped,
-        )
-        if rivals
-        else None,
+        input_ids=input_ids,
+        layout=layout,
+        row=_concatenate(row_of),
+        column=_concatenate(column),
+        targets=_concatenate(targets),
+        source=_concatenate(source),
+        token=_concatenate([row.tokens for row in rows]),
+        group=_concatenate(group),
+        weight=torch.from_numpy(np.concatenate(weight)) if weight else torch.zeros(0),
+        candidates=_place_candidates(candidates, places, dropped) if candidates else None,
     )
 
 
-def _placed(rivals: Rivals, row_at: npt.NDArray[np.int64], shift: npt.NDArray[np.int64]) -> Rivals:
-    """Rivals counted by row and its own columns, where those rows ended up."""
-    return replace(
-        rivals,
-        row=torch.from_numpy(row_at)[rivals.row],
-        column=rivals.column + torch.from_numpy(shift)[rivals.row],
-    )
+def _rows_of(
+    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
+) -> list[_Row]:
+    if plan.causal:
+        return [_causal_row(trajectory, plan, family)]
+    if family.attention == "full":
+        return _full_rows(trajectory, plan, block_size, family, mask_id)
+    return [_block_row(trajectory, plan, block_size, family, mask_id)]
 
 
-def _places(lengths: list[int], joins: list[bool]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Row, first column and number in the row of each of some rows, of which some join the row of
-    the one before them."""
+def _row_joins(rows: Sequence[_Row], row_tokens: int, group_tokens: int) -> list[bool]:
+    lengths = [len(row.ids) for row in rows]
+    if group_tokens:
+        return _joins(lengths, [row.prompt for row in rows], group_tokens)
+    return _joins(lengths, None, row_tokens)
+
+
+def _joins(
+    lengths: Sequence[int], prompts: Sequence[npt.NDArray[np.int32]] | None, max_tokens: int
+) -> list[bool]:
+    """Whether each row is put behind the one before it, in rows of at most `max_tokens`. prompts:
+    then only rows that begin with the same shareable prompt are, and they hold it once."""
+    joins = [False] * len(lengths)
+    total = 0
+    for i, length in enumerate(lengths):
+        added = length if prompts is None else length - len(prompts[i])
+        joins[i] = i > 0 and _same_prompt(prompts, i) and total + added <= max_tokens
+        total = total + added if joins[i] else length
+    return joins
+
+
+def _same_prompt(prompts: Sequence[npt.NDArray[np.int32]] | None, i: int) -> bool:
+    """Whether row i has the shareable prompt of the row before it."""
+    if prompts is None:
+        return True
+    return len(prompts[i]) > 0 and np.array_equal(prompts[i], prompts[i - 1])
+
+
+def _share_prompts(rows: Sequence[_Row], joins: Sequence[bool]) -> tuple[list[_Row], list[int]]:
+    """The rows, those that join another without their prompt, and how many tokens each lost."""
+    shared = []
+    dropped = []
+    for row, joined in zip(rows, joins, strict=True):
+        shared.append(row.drop_prompt() if joined else row.share_prompt())
+        dropped.append(len(row.prompt) if joined else 0)
+    return shared, dropped
+
+
+def _place_rows(rows: Sequence[_Row], joins: Sequence[bool]) -> _Places:
     places: list[tuple[int, int, int]] = []
     end = 0
-    for length, joined in zip(lengths, joins, strict=True):
-        row, _, number = places[-1] if places else (-1, 0, 0)
-        places.append((row, end, number + 1) if joined else (row + 1, 0, 0))
-        end = places[-1][1] + length
-    row_at, offset, document = np.array(places, dtype=np.int64).reshape(-1, 3).T
-    return row_at.copy(), offset, document
+    for row, joined in zip(rows, joins, strict=True):
+        number, _, document = places[-1] if places else (-1, 0, 0)
+        places.append((number, end, document + 1) if joined else (number + 1, 0, 0))
+        end = places[-1][1] + len(row.ids)
+    row_number, start, document_number = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    return _Places(row=row_number.copy(), start=start, document=document_number)
 
 
-def _contests(
-    row: _Row,
-    contest: npt.NDArray[np.int64],
-    order: npt.NDArray[np.int64],
-    scored: npt.NDArray[np.bool_],
-    row_number: int,
-    offset: int,
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """The fields of `Rivals` for one row, whose first entry will be the `offset`-th of all."""
-    by_place = np.lexsort((order[row.tokens], contest))
-    starts = np.searchsorted(contest[by_place], contest[by_place])
-    entry = np.empty(len(contest), dtype=np.int64)
-    entry[by_place] = offset + np.arange(len(contest))
-    row_of = np.full(len(contest), row_number)
-    return (
-        row_of,
-        row.columns[by_place],
-        contest[by_place],
-        np.arange(len(contest)) - starts,
-        entry[scored],
+def _pad_rows(rows: Sequence[_Row], places: _Places, mask_id: int) -> tuple[torch.Tensor, Layout]:
+    """Token ids and layout of all rows; where nothing is masked, one row of padding."""
+    height = max(int(places.row.max(initial=-1)) + 1, 1)
+    width = 1
+    for i, row in enumerate(rows):
+        width = max(width, int(places.start[i]) + len(row.ids))
+    ids = np.full((height, width), mask_id, dtype=np.int64)
+    positions, blocks = np.zeros((2, height, width), dtype=np.int64)
+    streams = np.full((height, width), PAD, dtype=np.int64)
+    for i, row in enumerate(rows):
+        at = places.row[i], slice(int(places.start[i]), int(places.start[i]) + len(row.ids))
+        ids[at] = row.ids
+        positions[at] = row.positions
+        blocks[at] = row.blocks
+        streams[at] = row.streams + DOCUMENT * places.document[i]
+    layout = Layout(
+        torch.from_numpy(positions), torch.from_numpy(blocks), torch.from_numpy(streams)
     )
+    return torch.from_numpy(ids), layout
+
+
+def _concatenate(parts: Sequence[Integers]) -> torch.Tensor:
+    if not parts:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+
+def _order_candidates(
+    row: _Row,
+    groups: Integers,
+    order: Integers,
+    is_scored: Bools,
+    row_number: int,
+    first_entry: int,
+) -> OrderCandidates:
+    """The choice sets of one row, `row` and `column` counted before rows are placed."""
+    by_place = np.lexsort((order[row.tokens], groups))
+    starts = np.searchsorted(groups[by_place], groups[by_place])
+    entry = np.empty(len(groups), dtype=np.int64)
+    entry[by_place] = first_entry + np.arange(len(groups))
+    return OrderCandidates(
+        row=torch.full((len(groups),), row_number),
+        column=torch.from_numpy(row.columns[by_place]),
+        choice_set=torch.from_numpy(groups[by_place]),
+        place=torch.from_numpy(np.arange(len(groups)) - starts),
+        chosen=torch.from_numpy(entry[is_scored]),
+    )
+
+
+def _place_candidates(
+    parts: Sequence[OrderCandidates], places: _Places, dropped: Sequence[int]
+) -> OrderCandidates:
+    """The choice sets of all rows, where those rows ended up."""
+    row = torch.cat([part.row for part in parts])
+    shift = torch.from_numpy(places.start - np.array(dropped, dtype=np.int64))
+    return OrderCandidates(
+        row=torch.from_numpy(places.row)[row],
+        column=torch.cat([part.column for part in parts]) + shift[row],
+        choice_set=torch.cat([part.choice_set for part in parts]),
+        place=torch.cat([part.place for part in parts]),
+        chosen=torch.cat([part.chosen for part in parts]),
+    )
+
+
+def _shareable_prompt(
+    trajectory: Trajectory, plan: Plan, block_size: int, family: Family
+) -> npt.NDArray[np.int32]:
+    """The prompt tokens whose hidden states are the same for every response: its whole blocks,
+    where attention is block-causal and nothing of the prompt is masked."""
+    if family.attention == "full" or plan.causal or plan.masked_prompt is not None:
+        return trajectory.prompt_ids[:0]
+    return trajectory.prompt_ids[: len(trajectory.prompt_ids) // block_size * block_size]
+
+
+def _blocks_with(
+    trajectory: Trajectory, block_size: int, family: Family, chosen: Bools
+) -> tuple[Bools, Integers]:
+    """Which blocks of the grid hold a chosen token in which view, bool [views, B], from bool
+    [views, R]; and their numbers, int64 [B]."""
+    blocks = grid_blocks(trajectory, block_size, family)
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    return np.logical_or.reduceat(chosen, starts, axis=1), blocks[starts]
 
 
 def _canvas_length(trajectory: Trajectory, block_size: int, family: Family) -> int:
     """Tokens of the canvas: what the sampler saw, completed to whole training blocks."""
-    return (
-        block_starts_after(trajectory.canvas_length, block_size)
-        if family.attention == "block_causal"
-        else trajectory.canvas_length
-    )
+    if family.attention == "block_causal":
+        return block_starts_after(trajectory.canvas_length, block_size)
+    return trajectory.canvas_length
 
 
 def _canvas(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    mask_id: int,
-    masked_prompt: npt.NDArray[np.bool_] | None,
-) -> npt.NDArray[np.int64]:
+    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
+) -> Integers:
     """Prompt, response, and the mask on what the sampler never reached and on the prompt tokens
     that the plan masks."""
     canvas = np.full(_canvas_length(trajectory, block_size, family), mask_id, dtype=np.int64)
     known = np.concatenate([trajectory.prompt_ids, trajectory.response_ids])
     canvas[: len(known)] = known
-    if masked_prompt is not None:
-        canvas[: len(masked_prompt)][masked_prompt] = mask_id
+    if plan.masked_prompt is not None:
+        canvas[: len(plan.masked_prompt)][plan.masked_prompt] = mask_id
     return canvas
 
 
 def _full_rows(
     trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
 ) -> list[_Row]:
-    canvas = _canvas(trajectory, block_size, family, mask_id, plan.masked_prompt)
-    prompt, response = len(trajectory.prompt_ids), len(trajectory.response_ids)
+    canvas = _canvas(trajectory, plan, block_size, family, mask_id)
+    prompt = len(trajectory.prompt_ids)
+    response = len(trajectory.response_ids)
     zeros = np.zeros_like(canvas)
     rows = []
     for view, states in enumerate(plan.states):
         ids = canvas.copy()
-        ids[prompt : prompt + response][states != SHOWN] = mask_id
-        tokens = np.flatnonzero(states >= PREDICTED)
-        columns = predictor_positions(torch.from_numpy(prompt + tokens), family).numpy()
-        rows.append(
-            _Row(
-                ids,
-                np.arange(len(canvas)),
-                zeros,
-                zeros + CLEAN,
-                columns,
-                tokens,
-                np.full(len(tokens), view),
-            )
+        ids[prompt : prompt + response][states != VISIBLE] = mask_id
+        tokens = np.flatnonzero((states == PREDICTED) | (states == CANDIDATE))
+        row = _Row(
+            ids=ids,
+            positions=np.arange(len(canvas)),
+            blocks=zeros,
+            streams=zeros + CLEAN,
+            columns=predictor_positions(torch.from_numpy(prompt + tokens), family).numpy(),
+            tokens=tokens,
+            views=np.full(len(tokens), view),
+            prompt=_shareable_prompt(trajectory, plan, block_size, family),
         )
+        rows.append(row)
     return rows
 
 
-def _causal_rows(trajectory: Trajectory, plan: Plan, family: Family) -> list[_Row]:
+def _causal_row(trajectory: Trajectory, plan: Plan, family: Family) -> _Row:
     """Prompt and response, clean, every position a block of its own: it sees itself and what stands
     before it."""
     ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int64)
-    positions, tokens = np.arange(len(ids)), np.flatnonzero(plan.states[0] == PREDICTED)
-    columns = predictor_positions(
-        torch.from_numpy(len(trajectory.prompt_ids) + tokens), family
-    ).numpy()
-    return [
-        _Row(
-            ids,
-            positions,
-            positions,
-            np.zeros_like(positions) + CLEAN,
-            columns,
-            tokens,
-            np.zeros_like(tokens),
-        )
-    ]
-
-
-def _block_rows(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
-) -> list[_Row]:
-    """[clean | noisy views], each noisy view only with the blocks in which it predicts something."""
-    canvas = _canvas(trajectory, block_size, family, mask_id, plan.masked_prompt)
-    prompt, response = len(trajectory.prompt_ids), len(trajectory.response_ids)
-    chosen = plan.states >= PREDICTED
-    there, numbers = _blocks_with(trajectory, block_size, family, chosen)
-    view, block = there.nonzero()
-    at = numbers[block][:, None] * block_size + np.arange(
-        block_size
-    )  # [noisy blocks, K], view by view
-    masked = np.zeros((len(plan.states), len(canvas)), dtype=bool)
-    masked[:, prompt : prompt + response] = plan.states != SHOWN
-    noisy = np.where(masked[view[:, None], at], mask_id, canvas[at])
-    where = np.concatenate([np.arange(len(canvas)), at.reshape(-1)])
-    streams = np.concatenate([np.full(len(canvas), CLEAN), (view + 1).repeat(block_size)])
-    views, tokens = chosen.nonzero()
-    nth = there.cumsum().reshape(there.shape) - 1  # of the noisy blocks
-    inside = (prompt + tokens) % block_size
-    columns = (
-        len(canvas)
-        + nth[views, (prompt + tokens) // block_size - prompt // block_size] * block_size
-        + inside
+    positions = np.arange(len(ids))
+    tokens = np.flatnonzero(plan.states[0] == PREDICTED)
+    predicted_at = torch.from_numpy(len(trajectory.prompt_ids) + tokens)
+    return _Row(
+        ids=ids,
+        positions=positions,
+        blocks=positions,
+        streams=np.zeros_like(positions) + CLEAN,
+        columns=predictor_positions(predicted_at, family).numpy(),
+        tokens=tokens,
+        views=np.zeros_like(tokens),
+        prompt=trajectory.prompt_ids[:0],
     )
-    return [
-        _Row(
-            np.concatenate([canvas, noisy.reshape(-1)]),
-            where,
-            where // block_size,
-            streams,
-            columns,
-            tokens,
-            views,
-        )
-    ]
+
+
+def _block_row(
+    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
+) -> _Row:
+    """[clean | noisy views], each noisy view only with the blocks in which it predicts something."""
+    canvas = _canvas(trajectory, plan, block_size, family, mask_id)
+    prompt = len(trajectory.prompt_ids)
+    response = len(trajectory.response_ids)
+    chosen = (plan.states == PREDICTED) | (plan.states == CANDIDATE)
+    holds, numbers = _blocks_with(trajectory, block_size, family, chosen)
+    view, block = holds.nonzero()
+    # Absolute positions of the noisy blocks, [noisy blocks, K], view by view.
+    noisy_at = numbers[block][:, None] * block_size + np.arange(block_size)
+    is_masked = np.zeros((len(plan.states), len(canvas)), dtype=bool)
+    is_masked[:, prompt : prompt + response] = plan.states != VISIBLE
+    noisy = np.where(is_masked[view[:, None], noisy_at], mask_id, canvas[noisy_at])
+    positions = np.concatenate([np.arange(len(canvas)), noisy_at.reshape(-1)])
+    noisy_streams = (view + 1).repeat(block_size)
+    views, tokens = chosen.nonzero()
+    nth_noisy_block = holds.cumsum().reshape(holds.shape) - 1
+    block_of = (prompt + tokens) // block_size - prompt // block_size
+    columns = (
+        len(canvas) + nth_noisy_block[views, block_of] * block_size + (prompt + tokens) % block_size
+    )
+    return _Row(
+        ids=np.concatenate([canvas, noisy.reshape(-1)]),
+        positions=positions,
+        blocks=positions // block_size,
+        streams=np.concatenate([np.full(len(canvas), CLEAN), noisy_streams]),
+        columns=columns,
+        tokens=tokens,
+        views=views,
+        prompt=_shareable_prompt(trajectory, plan, block_size, family),
+    )

@@ -15,7 +15,8 @@ import torch
 
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import predicted_logits
-from tracerl.objectives.views import HIDDEN, PREDICTED, SHOWN, Plan, build_views, sampling_blocks
+from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
+from tracerl.objectives.views import build_views
 from tracerl.types import Trajectory
 
 
@@ -58,10 +59,10 @@ def _plan(
     own = np.zeros_like(blocks) if together else blocks
     states = np.where(
         own < live[:, None],
-        SHOWN,
-        np.where(own == live[:, None], np.where(open_positions, PREDICTED, SHOWN), HIDDEN),
+        VISIBLE,
+        np.where(own == live[:, None], np.where(open_positions, PREDICTED, VISIBLE), MASKED),
     )
-    return Plan(states.astype(np.int8), np.ones(states.shape, dtype=np.float32))
+    return Plan(states=states.astype(np.int8), weights=np.ones(states.shape, dtype=np.float32))
 
 
 def _select(

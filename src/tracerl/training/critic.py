@@ -23,10 +23,11 @@ from tracerl import distributed
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, returns_and_advantages
 from tracerl.objectives.losses import value_loss
-from tracerl.objectives.views import build_views, num_layout_tokens, trace_plan
+from tracerl.objectives.plans import trace_plan
+from tracerl.objectives.views import Views, build_views, num_layout_tokens
 from tracerl.settings.training import Critic, RlRound
 from tracerl.training.trainer import Trainer, packed
-from tracerl.types import Trajectory, Views
+from tracerl.types import Trajectory
 
 Floats = npt.NDArray[np.float64]
 

@@ -94,9 +94,9 @@ def _with_chunks(
         replace(
             rollout,
             chunks=Chunks(
-                np.array(cut, np.int32),
-                score.astype(np.float32),
-                (side.settings.weight * paid).astype(np.float32),
+                ends=np.array(cut, np.int32),
+                scores=score.astype(np.float32),
+                rewards=(side.settings.weight * paid).astype(np.float32),
             ),
         )
         for rollout, score, paid, cut in zip(group, scores, standard, ends, strict=True)

@@ -60,7 +60,8 @@ from tracerl.objectives.methods import (
     unit_weights,
     units_of,
 )
-from tracerl.objectives.views import Plan, build_views, row_bundles, trace_steps
+from tracerl.objectives.plans import Plan, trace_steps
+from tracerl.objectives.views import Views, build_views, row_bundles
 from tracerl.rewards.verify.parts import is_graded
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Launch
@@ -72,7 +73,7 @@ from tracerl.training.critic import explained, score, token_advantages, update
 from tracerl.training.phases import next_phase
 from tracerl.training.process import ProcessSide, advantage_to_go, judged_groups, placed
 from tracerl.training.trainer import Trainer, packed
-from tracerl.types import Rollout, Task, Trajectory, Views
+from tracerl.types import Rollout, Task, Trajectory
 
 ROLLOUTS = "rollouts"
 Floats = npt.NDArray[np.float64]

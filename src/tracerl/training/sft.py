@@ -27,15 +27,15 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
-from tracerl.objectives.views import (
+from tracerl.objectives.plans import (
+    Masking,
     Plan,
-    build_views,
     causal_plan,
-    num_layout_tokens,
     random_plan,
     semi_ar_plan,
     trace_plan,
 )
+from tracerl.objectives.views import build_views, num_layout_tokens
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.models import Launch
 from tracerl.settings.training import Training
@@ -235,7 +235,13 @@ def _plan(
     if settings.objective == "ar":
         return causal_plan(trajectory)
     noisy = semi_ar_plan if settings.objective == "semi_ar" else random_plan
-    return noisy(trajectory, block_size, model.family, settings.noise, settings.weighting, rng)
+    masking = Masking(
+        block_size=block_size,
+        family=model.family,
+        noise=settings.noise,
+        weighting=settings.weighting,
+    )
+    return noisy(trajectory, masking, rng)
 
 
 def check_lengths(

@@ -24,7 +24,16 @@ TOKENIZER = character_tokenizer()
 COMPUTE = Compute(
     device="cpu", dtype="float64", attention="auto", checkpoint_layers=False, vectors="avx2"
 )
-TASK = Task("t", "t", "sums", "train", 3, "4+7+5=", "16", "")
+TASK = Task(
+    task_id="t",
+    task_set="t",
+    kind="sums",
+    split="train",
+    difficulty=3,
+    prompt="4+7+5=",
+    answer="16",
+    solution="",
+)
 QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [
     Question(TASK, ("no idea " * n,)) for n in (1, 9)
 ]

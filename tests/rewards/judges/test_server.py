@@ -23,15 +23,15 @@ from tracerl.settings.rewards import Judge
 from tracerl.types import Task
 
 TASK = Task(
-    "t",
-    "t",
-    "open",
-    "train",
-    1,
-    "Write a haiku.",
-    "an old pond",
-    "",
-    json.dumps({"rubric": "five, seven, five"}),
+    task_id="t",
+    task_set="t",
+    kind="open",
+    split="train",
+    difficulty=1,
+    prompt="Write a haiku.",
+    answer="an old pond",
+    solution="",
+    spec=json.dumps({"rubric": "five, seven, five"}),
 )
 CHUNKS = ("a right line\n", "a wrong one\n", "right again")
 STEPS = [Question(TASK, CHUNKS, i) for i in range(3)]

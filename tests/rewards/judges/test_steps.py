@@ -12,7 +12,20 @@ from tracerl.types import Task
 
 
 def scores(kind: str, prompt: str, chunks: list[str], spec: str = "") -> list[float | None]:
-    return step_scores(Task("t", "t", kind, "train", 1, prompt, "", "", spec), chunks)
+    return step_scores(
+        Task(
+            task_id="t",
+            task_set="t",
+            kind=kind,
+            split="train",
+            difficulty=1,
+            prompt=prompt,
+            answer="",
+            solution="",
+            spec=spec,
+        ),
+        chunks,
+    )
 
 
 @pytest.mark.parametrize("kind", ["sums", "arithmetic", "countdown"])
@@ -24,7 +37,18 @@ def test_every_step_of_a_worked_solution_is_true(kind):
         )
         chunks = [chunk + ";" for chunk in solution.split(";")]
         assert step_scores(
-            Task("t", "t", kind, "train", difficulty, prompt, answer, solution, spec), chunks
+            Task(
+                task_id="t",
+                task_set="t",
+                kind=kind,
+                split="train",
+                difficulty=difficulty,
+                prompt=prompt,
+                answer=answer,
+                solution=solution,
+                spec=spec,
+            ),
+            chunks,
         ) == [1.0] * len(chunks)
 
 

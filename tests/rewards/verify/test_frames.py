@@ -84,7 +84,16 @@ def test_an_exception_over_a_response_leaves_the_rest_of_the_batch_judged(monkey
         return verifier.Verdict("correct", {"correct": 1.0})
 
     monkeypatch.setitem(verifier._VERIFIERS, "sums", raising)
-    task = Task("a/1", "a", "sums", "test", 1, "1+1", "2", "")
+    task = Task(
+        task_id="a/1",
+        task_set="a",
+        kind="sums",
+        split="test",
+        difficulty=1,
+        prompt="1+1",
+        answer="2",
+        solution="",
+    )
     verdicts = verifier.verify_all(
         [(task, response, "end") for response in ("good", "bad", "good")], True
     )
@@ -95,7 +104,17 @@ def test_an_exception_over_a_response_leaves_the_rest_of_the_batch_judged(monkey
 
 def test_the_frame_that_ended_the_judge_is_a_wrong_answer_of_its_response():
     spec = {"style": "call", "tests": [{"args": [0], "expected": RECORD}], "entry_point": "f"}
-    task = Task("a/1", "a", "code", "test", 1, "write f", "", "", spec=json.dumps(spec))
+    task = Task(
+        task_id="a/1",
+        task_set="a",
+        kind="code",
+        split="test",
+        difficulty=1,
+        prompt="write f",
+        answer="",
+        solution="",
+        spec=json.dumps(spec),
+    )
     payload = 'b\'{"value": [{"dict": [["name", \' + ' + DEEP + " + b'], [\"n\", 1]]}]}'"
     right = "def f(x):\n    return [{'name': 'a', 'n': 1}]"
     verifier.configure(load_params(ROOT / "params.yaml").verification)

@@ -62,7 +62,19 @@ def test_a_row_that_cannot_be_read_is_named(rows, told, tmp_path):
 def test_a_spec_that_is_no_rubric_is_named():
     for spec in ("{", "[]", '{"rule": 1}'):
         with pytest.raises(DataError, match="set/1"):
-            rubric_of(Task("set/1", "set", "open", "train", 1, "p", "", "", spec))
+            rubric_of(
+                Task(
+                    task_id="set/1",
+                    task_set="set",
+                    kind="open",
+                    split="train",
+                    difficulty=1,
+                    prompt="p",
+                    answer="",
+                    solution="",
+                    spec=spec,
+                )
+            )
 
 
 class Recorder:
@@ -86,8 +98,26 @@ def judge():
     release()
 
 
-OPEN = Task("set/1", "set", "open", "train", 1, "p", "", "")
-SUM = Task("set/2", "set", "sums", "train", 2, "1+2=", "3", "")
+OPEN = Task(
+    task_id="set/1",
+    task_set="set",
+    kind="open",
+    split="train",
+    difficulty=1,
+    prompt="p",
+    answer="",
+    solution="",
+)
+SUM = Task(
+    task_id="set/2",
+    task_set="set",
+    kind="sums",
+    split="train",
+    difficulty=2,
+    prompt="1+2=",
+    answer="3",
+    solution="",
+)
 
 
 def test_a_verdict_is_the_judges_score_and_one_batch_serves_all(judge):

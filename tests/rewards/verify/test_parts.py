@@ -9,9 +9,38 @@ from tracerl.rewards.verify.verifier import Verdict
 from tracerl.types import Task
 
 FORM = "<reasoning>\nthree\n</reasoning>\n<answer>\n{}\n</answer>\n"
-COUNTDOWN = Task("t", "t", "countdown", "train", 3, "p", "a", "", "3,5,7=22")
-SUDOKU = Task("t", "t", "sudoku", "train", 4, "p", "1324423131422413", "", "1320400131422403")
-MATH = Task("t", "t", "math", "train", 1, "p", "3", "")
+COUNTDOWN = Task(
+    task_id="t",
+    task_set="t",
+    kind="countdown",
+    split="train",
+    difficulty=3,
+    prompt="p",
+    answer="a",
+    solution="",
+    spec="3,5,7=22",
+)
+SUDOKU = Task(
+    task_id="t",
+    task_set="t",
+    kind="sudoku",
+    split="train",
+    difficulty=4,
+    prompt="p",
+    answer="1324423131422413",
+    solution="",
+    spec="1320400131422403",
+)
+MATH = Task(
+    task_id="t",
+    task_set="t",
+    kind="math",
+    split="train",
+    difficulty=1,
+    prompt="p",
+    answer="3",
+    solution="",
+)
 RIGHT, WRONG = Verdict("correct", {"correct": 1.0}), Verdict("wrong", {"correct": 0.0})
 
 
@@ -73,7 +102,17 @@ def test_a_judges_score_is_paid_from_nothing_to_its_weight(score, paid):
 def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
     tests = {"style": "stdin", "tests": [{"input": "", "output": ""}]}
     code = {
-        kind: Task("t", "t", "code", "train", 1, "p", "", "", json.dumps({**tests, "reward": kind}))
+        kind: Task(
+            task_id="t",
+            task_set="t",
+            kind="code",
+            split="train",
+            difficulty=1,
+            prompt="p",
+            answer="",
+            solution="",
+            spec=json.dumps({**tests, "reward": kind}),
+        )
         for kind in ("all", "fraction")
     }
     assert not is_graded({"correct": 2.0}, MATH)
@@ -81,7 +120,19 @@ def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
     assert is_graded({"filled_blanks": 1.0}, SUDOKU)
     assert not is_graded({"correct": 1.0}, code["all"])
     assert is_graded({"correct": 1.0}, code["fraction"])
-    assert is_graded({"correct": 1.0}, Task("t", "t", "open", "train", 1, "p", "", ""))
+    assert is_graded(
+        {"correct": 1.0},
+        Task(
+            task_id="t",
+            task_set="t",
+            kind="open",
+            split="train",
+            difficulty=1,
+            prompt="p",
+            answer="",
+            solution="",
+        ),
+    )
 
 
 def test_an_undecided_response_is_paid_for_no_part():

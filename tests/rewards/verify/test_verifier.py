@@ -10,7 +10,16 @@ from tracerl.types import Task
 
 
 def task(kind: str, answer: str) -> Task:
-    return Task("set/1", "set", kind, "test", 1, "prompt", answer, "")
+    return Task(
+        task_id="set/1",
+        task_set="set",
+        kind=kind,
+        split="test",
+        difficulty=1,
+        prompt="prompt",
+        answer=answer,
+        solution="",
+    )
 
 
 def is_correct(kind: str, answer: str, response: str) -> bool:

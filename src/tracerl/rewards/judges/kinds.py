@@ -79,7 +79,17 @@ def trial(
     """(text, answer) of each step of a response to a problem, or of the whole response if nothing
     separates steps."""
     spec = json.dumps({"rubric": rubric}) if rubric else ""
-    task = Task("trial/1", "trial", kind, "test", 1, prompt, answer, "", spec)
+    task = Task(
+        task_id="trial/1",
+        task_set="trial",
+        kind=kind,
+        split="test",
+        difficulty=1,
+        prompt=prompt,
+        answer=answer,
+        solution="",
+        spec=spec,
+    )
     if not separators:
         return [(response, judge([Question(task, (response,))])[0])]
     settings = Process(
