@@ -52,8 +52,8 @@ PHASES = {
         "stages.sft:verified_traces",
         *(f"stages.{s}:fitting_tasks" for s in ("traces", "rl", "evaluate")),
     ],
-    "sampling": ["tracerl.evaluation.responses:sample"],
-    "verifying": ["tracerl.evaluation.responses:_verdicts_and_scores"],
+    "sampling": ["tracerl.rollouts.responses:sample"],
+    "verifying": ["tracerl.rollouts.responses:_verdicts_and_scores"],
     "views": [
         *(f"tracerl.training.rl:{name}" for name in ("build_views", "row_bundles", "_Round._plan")),
         *(

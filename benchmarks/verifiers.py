@@ -389,9 +389,9 @@ def outlived(pids: Sequence[int]) -> list[int]:
 def evaluation_figures() -> None:
     import torch
 
-    from tracerl.evaluation.responses import Occasion, respond
     from tracerl.models.tokenizer import character_tokenizer
     from tracerl.models.transformer import Architecture, new_model
+    from tracerl.rollouts.responses import SampleContext, respond
     from tracerl.seeds import generator_for
     from tracerl.settings.params import load_params
     from tracerl.tasks import make_task_set
@@ -407,7 +407,14 @@ def evaluation_figures() -> None:
     )[:64]
     start = time.monotonic()
     rollouts = respond(
-        model, tokenizer, tasks, 1, params.traces.sampler, Occasion("benchmark", 0, "", 1, True)
+        model,
+        tokenizer,
+        tasks,
+        1,
+        params.traces.sampler,
+        SampleContext(
+            stage="benchmark", iteration=0, policy_hash="", seed=1, truncated_is_wrong=True
+        ),
     )
     seconds = time.monotonic() - start
     tokens = sum(rollout.trajectory.num_tokens for rollout in rollouts)

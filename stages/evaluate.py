@@ -12,10 +12,10 @@ from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
 from tracerl.rewards.verify.verifier import provenance
+from tracerl.rollouts.responses import SampleContext, fitting_tasks, judged_table, respond
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
 
@@ -40,7 +40,13 @@ def main(name: str) -> None:
     rows = []
     for task_set, mode in product(problems, common.remasking):
         tasks, parts = problems[task_set], []
-        occasion = Occasion(f"{stage}/{mode}", 0, policy, params.seed, params.truncated_is_wrong)
+        sample_context = SampleContext(
+            stage=f"{stage}/{mode}",
+            iteration=0,
+            policy_hash=policy,
+            seed=params.seed,
+            truncated_is_wrong=params.truncated_is_wrong,
+        )
         sampler = one.sampler.model_copy(update={"remasking": mode})
         for first in range(0, len(tasks), common.batch_size):
             path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
@@ -49,7 +55,9 @@ def main(name: str) -> None:
                 write_rollouts(
                     path,
                     judged_table(
-                        respond(model, tokenizer, batch, common.num_samples, sampler, occasion)
+                        respond(
+                            model, tokenizer, batch, common.num_samples, sampler, sample_context
+                        )
                     ),
                 )
             parts.append(read_rollouts(path))

@@ -10,12 +10,12 @@ from typing import Any
 from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import write_json
-from tracerl.evaluation.responses import fitting_tasks, opening_ids
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
 from tracerl.models.order import fit_order_module
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
+from tracerl.rollouts.responses import fitting_tasks, opening_ids
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 from tracerl.settings.training import RlRound

@@ -11,8 +11,8 @@ from dataclasses import replace
 from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import write_json
-from tracerl.evaluation.responses import Occasion, fitting_tasks, judged_table, respond
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
+from tracerl.rollouts.responses import SampleContext, fitting_tasks, judged_table, respond
 from tracerl.settings.training import Traces
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
@@ -28,7 +28,13 @@ def main() -> None:
     space = context.workspace("traces", params, settings, [start, *files.values()])
     model, tokenizer = load_checkpoint(start, params.compute)
     context.measure("traces", model)
-    occasion = Occasion("traces", 0, policy_hash(model), params.seed, params.truncated_is_wrong)
+    sample_context = SampleContext(
+        stage="traces",
+        iteration=0,
+        policy_hash=policy_hash(model),
+        seed=params.seed,
+        truncated_is_wrong=params.truncated_is_wrong,
+    )
     show, done, counts = context.progress("traces", "response"), 0, {}
     total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())
 
@@ -51,11 +57,17 @@ def main() -> None:
                 tokenizer,
                 solved,
                 settings,
-                replace(occasion, stage="traces/preferred"),
+                replace(sample_context, stage="traces/preferred"),
                 on_done,
             )
             own = respond(
-                model, tokenizer, unseen, settings.group_size, settings.sampler, occasion, on_done
+                model,
+                tokenizer,
+                unseen,
+                settings.group_size,
+                settings.sampler,
+                sample_context,
+                on_done,
             )
             write_rollouts(path, judged_table([*preferred, *own]))
         table = read_rollouts(path)
@@ -69,7 +81,8 @@ def main() -> None:
         return
     seal(space.directory / "traces")
     write_json(
-        space.directory / "metrics.json", {"sets": counts, "policy_hash": occasion.policy_hash}
+        space.directory / "metrics.json",
+        {"sets": counts, "policy_hash": sample_context.policy_hash},
     )
     space.publish(
         {"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"}

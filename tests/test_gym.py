@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (a module as text)
 """Laws of reasoning-gym's tasks: the same items on every machine, and a scorer that runs text or
 pays for nothing decides nothing.
 

@@ -27,6 +27,7 @@ LAYERS = [
     {"gym"},
     {"objectives", "rewards", "store", "tasks"},
     {"sampling"},
+    {"rollouts"},
     {"evaluation"},
     {"training"},
     {"reporting"},

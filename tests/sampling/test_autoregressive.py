@@ -20,10 +20,10 @@ from transformers import (
 
 from tests.tiny import tiny_sampler
 from tracerl.errors import CheckpointError, DataError
-from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline, load_policy
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.models.tokenizer import character_tokenizer
+from tracerl.rollouts.responses import SampleContext, respond
 from tracerl.sampling.autoregressive import sample_autoregressive
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import key_for
@@ -142,8 +142,14 @@ def test_baselines_answer_tasks_as_every_model_does(directory):
         answer="3",
         solution="#3",
     )
-    occasion = Occasion("evaluate@x", 0, policy_hash(model), 1, True)
-    rollouts = respond(model, tokenizer, [task], 2, tiny_sampler(max_new_tokens=4), occasion)
+    context = SampleContext(
+        stage="evaluate@x",
+        iteration=0,
+        policy_hash=policy_hash(model),
+        seed=1,
+        truncated_is_wrong=True,
+    )
+    rollouts = respond(model, tokenizer, [task], 2, tiny_sampler(max_new_tokens=4), context)
     assert [r.rollout_id for r in rollouts] == [
         "evaluate@x/00000/sums/1/0",
         "evaluate@x/00000/sums/1/1",
@@ -151,7 +157,7 @@ def test_baselines_answer_tasks_as_every_model_does(directory):
     assert {r.settings["cache_mode"] for r in rollouts} == {"exact"}
     assert {r.verdict for r in rollouts} <= {"wrong", "correct"}
     with pytest.raises(DataError, match="guidance"):
-        respond(model, tokenizer, [task], 1, tiny_sampler(guidance=1.0), occasion)
+        respond(model, tokenizer, [task], 1, tiny_sampler(guidance=1.0), context)
 
 
 def test_an_imported_baseline_is_the_same_without_its_code(directory, tmp_path):

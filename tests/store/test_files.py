@@ -13,7 +13,7 @@ import pytest
 
 from tests.tiny import END_IDS, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.evaluation.responses import recorded_settings
+from tracerl.rollouts.responses import recorded_settings
 from tracerl.sampling.sampler import sample
 from tracerl.store.files import (
     read_rollouts,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tracerl.evaluation import responses
+from tracerl.rollouts import responses
 from tracerl.training import rl
 from tracerl.types import Rollout
 

@@ -71,17 +71,17 @@ def responding(monkeypatch: pytest.MonkeyPatch, size: int, undecided: bool = Fal
     """Lets the round be given written responses: the first `size` of each task, the last one
     undecided if asked for."""
 
-    def respond(model, tokenizer, tasks, num_samples, sampler, occasion):
+    def respond(model, tokenizer, tasks, num_samples, sampler, context):
         return [
             written(
                 task,
                 i,
-                occasion.stage,
-                occasion.iteration,
+                context.stage,
+                context.iteration,
                 "undecided" if undecided and i == size - 1 else None,
             )
             for task in tasks
-            for i in range(min(size, num_samples) if "held-out" not in occasion.stage else 1)
+            for i in range(min(size, num_samples) if "held-out" not in context.stage else 1)
         ]
 
     monkeypatch.setattr(rl, "respond", respond)

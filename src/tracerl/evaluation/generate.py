@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
-from tracerl.evaluation.responses import opened_prompt, recorded_settings
 from tracerl.models.families import Attention
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.rollouts.responses import prompt_ids, recorded_settings
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.params import Params
@@ -160,7 +160,7 @@ def read_prompts(
             ids = given
         elif isinstance(text, str):
             ids = (
-                opened_prompt(text, tokenizer, settings)
+                prompt_ids(text, tokenizer, settings)
                 if template
                 else tokenizer.encode(text + settings.opening)
             )

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tracerl.evaluation.responses import opening_ids
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
 from tracerl.reporting.terminal import printable
+from tracerl.rollouts.responses import opening_ids
 from tracerl.sampling.sampler import Committed, Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.sampling import Sampler

@@ -36,7 +36,6 @@ import torch
 from tracerl import distributed
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
-from tracerl.evaluation.responses import Occasion, judged_table, respond
 from tracerl.models.checkpoint import policy_hash
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
@@ -63,6 +62,7 @@ from tracerl.objectives.methods import (
 from tracerl.objectives.plans import Plan, trace_steps
 from tracerl.objectives.views import Views, build_views, row_bundles
 from tracerl.rewards.verify.parts import is_graded
+from tracerl.rollouts.responses import SampleContext, judged_table, respond
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Launch
 from tracerl.settings.training import Critic, RlRound
@@ -317,12 +317,16 @@ class _Round:
         ]
         for remasking in self.settings.held_out.remasking:
             name = f"held-out-{remasking}"
-            occasion = Occasion(
-                f"{self.stage}/{name}", iteration, policy, self.seed, self.truncated_is_wrong
+            context = SampleContext(
+                stage=f"{self.stage}/{name}",
+                iteration=iteration,
+                policy_hash=policy,
+                seed=self.seed,
+                truncated_is_wrong=self.truncated_is_wrong,
             )
             sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
             table = judged_table(
-                respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, occasion)
+                respond(self.model.eval(), self.tokenizer, chosen, 1, sampler, context)
             )
             self._store(f"{name}-{iteration:05d}", table)
             summary = summarise(table, self.settings.held_out.bootstrap, self.seed)
@@ -374,13 +378,13 @@ class _Round:
             settings.max_sampled_groups,
             generator_for(self.seed, self.stage, iteration, "tasks"),
         )
-        occasion = Occasion(
-            self.stage,
-            iteration,
-            policy_hash(self.model),
-            self.seed,
-            self.truncated_is_wrong,
-            settings.reward,
+        context = SampleContext(
+            stage=self.stage,
+            iteration=iteration,
+            policy_hash=policy_hash(self.model),
+            seed=self.seed,
+            truncated_is_wrong=self.truncated_is_wrong,
+            reward=settings.reward,
         )
         groups: list[list[Rollout]] = []
         missing = settings.groups
@@ -394,7 +398,7 @@ class _Round:
                 wave,
                 settings.group_size,
                 settings.sampler,
-                occasion,
+                context,
             )
             groups += [
                 rollouts[i : i + settings.group_size]

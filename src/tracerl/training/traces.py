@@ -4,9 +4,10 @@ order."""
 from collections.abc import Callable, Sequence
 
 from tracerl import distributed
-from tracerl.evaluation.responses import Occasion, recorded_settings
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Transformer
+from tracerl.rewards.verify.verifier import Verdict
+from tracerl.rollouts.responses import SampleContext, recorded_settings
 from tracerl.sampling.traces import preferred_order
 from tracerl.settings.training import Traces
 from tracerl.training.sft import completed, worked_trajectory
@@ -18,7 +19,7 @@ def preferred_solutions(
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
     settings: Traces,
-    occasion: Occasion,
+    context: SampleContext,
     on_done: Callable[[int], None],
 ) -> list[Rollout]:
     """The worked solution of every task, with the step map of the model's own preferred order.
@@ -41,7 +42,15 @@ def preferred_solutions(
             model, known, settings.block_size, settings.pick, settings.step_tokens
         )
         rollouts += [
-            occasion.row(task, 0, t, task.solution, "correct", {"correct": 1.0}, recorded)
+            context.rollout(
+                task,
+                0,
+                t,
+                text=task.solution,
+                verdict=Verdict("correct", {"correct": 1.0}),
+                reward_parts={"correct": 1.0},
+                settings=recorded,
+            )
             for task, t in zip(batch, ordered, strict=True)
         ]
         on_done(len(batch))

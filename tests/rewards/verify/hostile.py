@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Programs that want to be paid for nothing. Each must define `f` in name only: the task is f(x) =
 x * x + 7, on inputs they cannot guess."""
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (tables)
 """Laws of judging programs: right ones pass whatever the style of the tests, and nothing else does,
 survives or breaks the judge."""
 

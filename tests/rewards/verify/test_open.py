@@ -9,10 +9,10 @@ import pytest
 from tests.tiny import sharp_model, tiny_sampler
 from tests.tiny_run import ROOT
 from tracerl.errors import DataError, ParamsError
-from tracerl.evaluation.responses import Occasion, respond
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.judges.questions import Answer, rubric_of
 from tracerl.rewards.verify.verifier import configure, release, verify_all
+from tracerl.rollouts.responses import SampleContext, respond
 from tracerl.settings.params import load_params
 from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
@@ -149,11 +149,16 @@ def test_without_a_judge_an_open_task_cannot_be_judged():
 
 def test_a_part_of_the_reward_is_the_judges_and_an_undecided_one_undoes_the_verdict(judge):
     """On verifiable tasks the judge is asked beside the verifier; on open ones it has been."""
-    occasion = Occasion(
-        "rl@short", 1, "0" * 16, 1, truncated_is_wrong=False, reward={"correct": 1.0, "judge": 0.5}
+    context = SampleContext(
+        stage="rl@short",
+        iteration=1,
+        policy_hash="0" * 16,
+        seed=1,
+        truncated_is_wrong=False,
+        reward={"correct": 1.0, "judge": 0.5},
     )
     model = sharp_model("sdar", vocab_size=TOKENIZER.vocab_size)
-    rollouts = respond(model, TOKENIZER, [SUM, OPEN], 24, tiny_sampler(max_new_tokens=4), occasion)
+    rollouts = respond(model, TOKENIZER, [SUM, OPEN], 24, tiny_sampler(max_new_tokens=4), context)
     assert [len(batch) for batch in judge.asked] == [24, 24]
     known = {"+": 1.0, "-": -1.0, "0": 0.0, "h": 0.5}
     scores = [known.get(rollout.text[-1:]) for rollout in rollouts]

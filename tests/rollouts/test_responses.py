@@ -7,19 +7,22 @@ import pytest
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.evaluation.responses import (
-    Occasion,
-    fitting_tasks,
-    judged_table,
-    opened_prompt,
-    respond,
-)
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.verify.verifier import VERSION, provenance
+from tracerl.rollouts.responses import (
+    SampleContext,
+    fitting_tasks,
+    judged_table,
+    prompt_ids,
+    respond,
+)
 from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
+CONTEXT = SampleContext(
+    stage="rl@short", iteration=1, policy_hash="0" * 16, seed=1, truncated_is_wrong=True
+)
 TASKS = [
     Task(
         task_id=f"sums/{i}",
@@ -37,11 +40,9 @@ TASKS = [
 
 def test_every_response_begins_with_the_opening_which_is_not_part_of_it():
     settings = tiny_sampler(opening="So ", max_new_tokens=4)
-    assert opened_prompt("1+2=", TOKENIZER, settings) == TOKENIZER.encode("1+2=So ")
+    assert prompt_ids("1+2=", TOKENIZER, settings) == TOKENIZER.encode("1+2=So ")
     model = sharp_model("llada", vocab_size=TOKENIZER.vocab_size)
-    rollouts = respond(
-        model, TOKENIZER, TASKS, 2, settings, Occasion("rl@short", 1, "0" * 16, 1, True)
-    )
+    rollouts = respond(model, TOKENIZER, TASKS, 2, settings, CONTEXT)
     for rollout in rollouts:
         assert (
             TOKENIZER.decode(rollout.trajectory.prompt_ids.tolist()) == rollout.task.prompt + "So "
@@ -58,7 +59,7 @@ def test_a_file_of_responses_names_what_judged_them(tmp_path):
         TASKS,
         1,
         tiny_sampler(max_new_tokens=4),
-        Occasion("rl@short", 1, "0" * 16, 1, True),
+        CONTEXT,
     )
     write_rollouts(tmp_path / "rows.parquet", judged_table(rollouts))
     query = f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE decode(key) = 'tracerl.judged_by'"

@@ -1,0 +1,1 @@
+"""Judged responses: the step between rewards and training."""
