@@ -20,13 +20,13 @@ SOURCES = sorted((ROOT / "src" / "tracerl").rglob("*.py"))
 # A module may import what stands in an earlier layer, and a package's modules each other.
 # Evaluation stands before training because reinforcement learning watches its held-out accuracy.
 LAYERS = [
-    {"errors", "seeds", "types"},
+    {"arithmetic", "errors", "seeds", "types"},
     {"settings", "disk", "distributed"},
     {"models"},
     {"puzzles"},
     {"gym"},
-    {"objectives", "rewards", "store", "tasks"},
-    {"sampling"},
+    {"objectives", "rewards", "store"},
+    {"sampling", "tasks"},
     {"rollouts"},
     {"evaluation"},
     {"training"},

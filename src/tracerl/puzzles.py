@@ -15,12 +15,13 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import combinations
 
 import numpy as np
 
-_MAX_EXPRESSION = 200
-_TOKENS = re.compile(r"\s*(\d{1,6}|[-+*/()×÷−])", re.ASCII)  # noqa: RUF001
+from tracerl.arithmetic import evaluate, numbers_in, parse_arithmetic
+
+_SIGNS = {"×": "*", "÷": "/", "−": "-"}  # noqa: RUF001
+_SIGN = re.compile("|".join(_SIGNS))
 _LARGEST = 99
 
 
@@ -92,75 +93,9 @@ def _countdown_spec(spec: str) -> tuple[list[int], int]:
 
 def read_expression(text: str) -> tuple[list[int], Fraction | None] | None:
     """(numbers used, exact value or None if it divides by zero) of plain arithmetic; None if the
-    text is anything else.
-
-    Nothing is evaluated by Python: a parser of its own, for at most 200 characters of + - * /
-    brackets and whole numbers.
-    """
-    if len(text) > _MAX_EXPRESSION:
-        return None
-    text = text.strip()
-    tokens, place = [], 0
-    while place < len(text):
-        match = _TOKENS.match(text, place)
-        if match is None:
-            return None
-        tokens.append({"×": "*", "÷": "/", "−": "-"}.get(match[1], match[1]))  # noqa: RUF001
-        place = match.end()
-    reader = _Reader(tokens)
-    value = reader.sum()
-    return (reader.numbers, value) if value is not _WRONG and reader.place == len(tokens) else None
-
-
-_WRONG = Fraction(-1, 10**9)  # no expression read here has this value
-
-
-class _Reader:
-    """Recursive descent over tokens; a wrong one makes every value `_WRONG`, a division by zero
-    makes it None."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        self.tokens, self.place, self.numbers = tokens, 0, list[int]()
-
-    def _next(self) -> str:
-        return self.tokens[self.place] if self.place < len(self.tokens) else ""
-
-    def sum(self) -> Fraction | None:
-        return self._chain("+-", self.product)
-
-    def product(self) -> Fraction | None:
-        return self._chain("*/", self.atom)
-
-    def _chain(self, operators: str, part: "object") -> Fraction | None:
-        value: Fraction | None = part()  # type: ignore[operator]
-        while value is not _WRONG and self._next() and self._next() in operators:
-            operator = self._next()
-            self.place += 1
-            other: Fraction | None = part()  # type: ignore[operator]
-            if other is _WRONG:
-                return _WRONG
-            value = None if value is None or other is None else _apply(operator, value, other)
-        return value
-
-    def atom(self) -> Fraction | None:
-        token = self._next()
-        self.place += 1
-        if token.isdigit():
-            self.numbers.append(int(token))
-            return Fraction(int(token))
-        if token != "(":
-            return _WRONG
-        value = self.sum()
-        if self._next() != ")":
-            return _WRONG
-        self.place += 1
-        return value
-
-
-def _apply(operator: str, a: Fraction, b: Fraction) -> Fraction | None:
-    if operator == "/":
-        return a / b if b else None
-    return {"+": a + b, "-": a - b, "*": a * b}[operator]
+    text is anything else."""
+    tree = parse_arithmetic(_SIGN.sub(lambda match: _SIGNS[match.group()], text))
+    return None if tree is None else (numbers_in(tree), evaluate(tree))
 
 
 # Sudoku, 4 x 4
@@ -198,13 +133,11 @@ def _every_grid() -> tuple[tuple[int, ...], ...]:
     return tuple(_all_grids())
 
 
-def _all_grids(clues: Sequence[int] = (0,) * 16) -> Iterator[tuple[int, ...]]:
-    """Every valid completion of a board, in order (the empty board has 288)."""
-    board = list(clues)
+def _all_grids() -> Iterator[tuple[int, ...]]:
+    """Every valid grid, in order: there are 288."""
+    board = [0] * 16
 
     def fill(cell: int) -> Iterator[tuple[int, ...]]:
-        while cell < 16 and board[cell]:
-            cell += 1
         if cell == 16:
             yield tuple(board)
             return
@@ -214,15 +147,7 @@ def _all_grids(clues: Sequence[int] = (0,) * 16) -> Iterator[tuple[int, ...]]:
                 yield from fill(cell + 1)
                 board[cell] = 0
 
-    if not any(
-        clues[i] and clues[i] == clues[j] for i, j in combinations(range(16), 2) if j in _PEERS[i]
-    ):
-        yield from fill(0)
-
-
-def valid_grids(spec: str) -> list[str]:
-    """Every grid that solves a puzzle, as sixteen digits."""
-    return ["".join(map(str, grid)) for grid in _all_grids([int(char) for char in spec])]
+    return fill(0)
 
 
 def _singles(clues: Sequence[int]) -> list[int] | None:

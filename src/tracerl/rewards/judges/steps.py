@@ -12,10 +12,11 @@ numbers that are left. `#16` must be the value of what is left (countdown: its a
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import NamedTuple
 
 from tracerl import puzzles
+from tracerl.arithmetic import Tree, apply_operator, evaluate, parse_arithmetic
 from tracerl.types import Task
 
 # The digits are bounded so that no number of a response costs anything.
@@ -23,19 +24,9 @@ _EQUATION = re.compile(r"(\d{1,6})([-+*/])(\d{1,6})=(-?\d{1,9})", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
 _SUM = re.compile(r"\d{1,6}(\+\d{1,6})*=", re.ASCII)
 _NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*=-?\d{1,9}", re.ASCII)
-_TOKEN = re.compile(r"\d{1,6}|[-+*()]", re.ASCII)
+_EXPRESSION = re.compile(r"[\d+*()-]+=", re.ASCII)
 
 
-class Operation(NamedTuple):
-    """Two trees and what joins them."""
-
-    left: "Tree"
-    operator: str
-    right: "Tree"
-
-
-# What is left of an arithmetic problem.
-Tree = int | Operation
 # Whether a statement is true; it is taken as written for those that follow.
 Checker = Callable[[str], bool]
 
@@ -83,20 +74,26 @@ def _sums(task: Task) -> Checker | None:
 
 
 def _arithmetic(task: Task) -> Checker | None:
-    left = _read(task.prompt.removesuffix("="))
-    if left is None:
+    if not _EXPRESSION.fullmatch(task.prompt):
         return None
+    problem = parse_arithmetic(task.prompt[:-1])
+    if problem is None:
+        return None
+    left: Tree = problem
 
     def check(statement: str) -> bool:
         nonlocal left
         if statement.startswith("#"):
             given = _number(statement[1:])
-            return given is not None and left is not None and given == _value(left)
+            return given is not None and given == evaluate(left)
         equation = _equation(statement)
-        if equation is None or left is None:
+        if equation is None:
             return False
-        left, found = _solved(left, *equation)
-        return found and _apply(*equation[0]) == equation[1]
+        remaining = _solved(left, *equation)
+        if remaining is None:
+            return False
+        left = remaining
+        return _value(*equation[0]) == equation[1]
 
     return check
 
@@ -119,7 +116,7 @@ def _countdown(task: Task) -> Checker | None:
                 return False
             remaining.remove(operand)
         numbers[:] = [*remaining, value]
-        return _apply(first, operator, second) == value
+        return _value(first, operator, second) == value
 
     return check
 
@@ -128,76 +125,34 @@ def _number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
+def _value(left: int, operator: str, right: int) -> Fraction | None:
+    return apply_operator(Fraction(left), operator, Fraction(right))
+
+
 def _equation(text: str) -> tuple[tuple[int, str, int], int] | None:
     """((3, "*", 5), 15) of `3*5=15`."""
     match = _EQUATION.fullmatch(text)
     return ((int(match[1]), match[2], int(match[3])), int(match[4])) if match else None
 
 
-def _apply(left: int, operator: str, right: int) -> Fraction | None:
-    """The value of an operation, None for a division by zero."""
-    if operator == "/":
-        return Fraction(left, right) if right else None
-    return Fraction({"+": left + right, "-": left - right, "*": left * right}[operator])
+def _solved(tree: Tree, operation: tuple[int, str, int], value: int) -> Tree | None:
+    """The tree with the first place where this operation stands replaced by a value; None if it
+    stands nowhere.
 
-
-def _read(text: str) -> Tree | None:
-    """The tree of a problem's expression, None if it is not one. Operators bind as usual, and from
-    the left."""
-    tokens = _TOKEN.findall(text)
-    tree, place = _chain(tokens, 0, "+-") if "".join(tokens) == text else (None, 0)
-    return tree if place == len(tokens) else None
-
-
-def _chain(tokens: Sequence[str], place: int, operators: str) -> tuple[Tree | None, int]:
-    """The sum (operators "+-") or product ("*") that begins at a place, and the place after it."""
-
-    def part(place: int) -> tuple[Tree | None, int]:
-        return _chain(tokens, place, "*") if operators == "+-" else _atom(tokens, place)
-
-    tree, place = part(place)
-    while tree is not None and place < len(tokens) and tokens[place] in operators:
-        operator = tokens[place]
-        other, place = part(place + 1)
-        tree = None if other is None else Operation(tree, operator, other)
-    return tree, place
-
-
-def _atom(tokens: Sequence[str], place: int) -> tuple[Tree | None, int]:
-    if place < len(tokens) and tokens[place].isdigit():
-        return int(tokens[place]), place + 1
-    if place < len(tokens) and tokens[place] == "(":
-        tree, place = _chain(tokens, place + 1, "+-")
-        return (tree, place + 1) if place < len(tokens) and tokens[place] == ")" else (None, place)
-    return None, place
-
-
-def _solved(tree: Tree, asked: tuple[int, str, int], value: int) -> tuple[Tree, bool]:
-    """The tree with its first operation that is the one asked for replaced by a value, and whether
-    there is one.
-
-    The operands of + and * may be turned round.
+    The operands of + and * may be swapped.
     """
     if isinstance(tree, int):
-        return tree, False
+        return None
     if isinstance(tree.left, int) and isinstance(tree.right, int):
-        ours = {
-            tuple(tree),
-            (tree.right, tree.operator, tree.left) if tree.operator in "+*" else tuple(tree),
-        }
-        return (value, True) if asked in ours else (tree, False)
-    left, found = _solved(tree.left, asked, value)
-    if found:
-        return tree._replace(left=left), True
-    right, found = _solved(tree.right, asked, value)
-    return tree._replace(right=right), found
-
-
-def _value(tree: Tree) -> int:
-    if isinstance(tree, int):
-        return tree
-    left, right = _value(tree.left), _value(tree.right)
-    return {"+": left + right, "-": left - right, "*": left * right}[tree.operator]
+        forms = {(tree.left, tree.operator, tree.right)}
+        if tree.operator in "+*":
+            forms.add((tree.right, tree.operator, tree.left))
+        return value if operation in forms else None
+    left = _solved(tree.left, operation, value)
+    if left is not None:
+        return replace(tree, left=left)
+    right = _solved(tree.right, operation, value)
+    return None if right is None else replace(tree, right=right)
 
 
 _CHECKERS: dict[str, Callable[[Task], Checker | None]] = {
