@@ -14,6 +14,8 @@ import pytest
 from tracerl.errors import DataError, ParamsError
 from tracerl.rewards.verify.verifier import verify
 from tracerl.settings.tasks import Tasks, TaskSet
+from tracerl.store.files import write_tasks
+from tracerl.store.schema import VERSION_KEY
 from tracerl.tasks import make_task_set, make_task_sets, split_of
 from tracerl.types import Task
 
@@ -272,6 +274,91 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, bad):
     text = error_of(user_file(tmp_path, [*ROWS[:4], bad]))
     assert str(tmp_path / "mine.jsonl") in text
     assert "line 5" in text or "row 5" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"prompt": "a", "answer": 3}, "a task's answer is not text"),
+        ({"prompt": 3, "answer": "a"}, "a task's prompt is not text"),
+        ({"prompt": "a", "answer": "1", "solution": ["a"]}, "a task's solution is not text"),
+        ({"prompt": "\ud800", "answer": "1"}, "half of a surrogate pair"),
+        ({"prompt": "a", "answer": "\udfff"}, "half of a surrogate pair"),
+        ({"prompt": "a", "answer": "1", "difficulty": True}, "a difficulty cannot be used"),
+        ({"prompt": "a", "answer": "1", "difficulty": 0}, "a difficulty cannot be used"),
+        ({"prompt": "a", "answer": "1", "difficulty": -5}, "a difficulty cannot be used"),
+        ({"prompt": "a", "answer": "1", "difficulty": 10**30}, "a difficulty cannot be used"),
+        ({"prompt": "a", "answer": "1", "difficulty": 2.0}, "a difficulty cannot be used"),
+        ("", "a line is blank"),
+        (" ", "a line is blank"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_row_is_said(tmp_path, line, words):
+    assert words in error_of(user_file(tmp_path, [*ROWS[:4], line]))
+
+
+@pytest.mark.parametrize("column", ["prompt", "rubric", "answer", "solution"])
+def test_a_row_of_an_open_file_holds_text(tmp_path, column):
+    path = user_file(tmp_path, [{"prompt": "a", column: 3}])
+    settings = TaskSet(source="open", path=path.name, num_train=1, num_test=1)
+    with pytest.raises(DataError, match=f"{column} is not text"):
+        make_task_set("mine", settings, HELD_OUT, 1, path.parent)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    path = user_file(tmp_path, ROWS)
+    plain = read(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == plain
+
+
+def imported_task(prompt: str) -> Task:
+    return Task(
+        task_id=f"mine/{prompt}",
+        task_set="mine",
+        kind="math",
+        split="test",
+        difficulty=1,
+        prompt=prompt,
+        answer="2",
+        solution="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("kind", "chess", "unknown kind"),
+        ("split", "valid", "unknown split"),
+        ("difficulty", -5, "a difficulty cannot be used"),
+        ("prompt", None, "no prompt"),
+    ],
+)
+def test_an_imported_file_is_checked_row_by_row(tmp_path, column, value, words):
+    tasks = [imported_task(f"{i}?") for i in range(3)]
+    path = tmp_path / "mine.parquet"
+    write_tasks(path, tasks)
+    assert [task.prompt for task in read(path)] == ["0?", "1?", "2?"]
+    table = pq.read_table(path)
+    values = table[column].to_pylist()
+    values[1] = value
+    place = table.schema.get_field_index(column)
+    field = pa.field(column, table.schema.field(place).type)
+    changed = table.set_column(place, field, pa.array(values, field.type))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+    text = error_of(path)
+    assert words in text
+    assert f"{path}, row 2" in text
+
+
+def test_an_imported_file_of_an_unknown_version_is_named(tmp_path):
+    path = tmp_path / "mine.parquet"
+    write_tasks(path, [imported_task("1+1")])
+    table = pq.read_table(path).replace_schema_metadata({VERSION_KEY: b"999"})
+    pq.write_table(table, path)
+    assert "another schema version" in error_of(path)
 
 
 def test_a_line_ends_at_a_newline_only(tmp_path):

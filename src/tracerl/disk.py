@@ -34,11 +34,18 @@ def json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[dict[str
     """The object on each of the numbered lines of a JSONL file. Raises DataError naming the line
     that is something else."""
     for number, line in lines:
+        if not line.strip():
+            raise DataError("a line is blank", where=f"{where}, line {number}", do="remove it")
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            nested = isinstance(error, RecursionError)
             raise DataError(
-                "a line cannot be read as JSON", where=f"{where}, line {number}", got=line[:80]
+                "a line cannot be read as JSON",
+                where=f"{where}, line {number}",
+                got=f"brackets nested too deeply: {line[:40]}" if nested else line[:80],
+                wanted='an object: {"prompt": ...}',
+                do="correct or remove this line",
             ) from error
         yield json_object(row, f"{where}, line {number}")
 

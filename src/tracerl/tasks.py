@@ -32,13 +32,17 @@ from tracerl.errors import DataError, ParamsError
 from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
 from tracerl.settings.tasks import Tasks, TaskSet
-from tracerl.types import Task
+from tracerl.store.parquet import read_parquet
+from tracerl.store.schema import VERSION_KEY
+from tracerl.types import TASK_KINDS, Task
 
 # What a generator gives: prompt, answer, worked solution, and what the verifier needs besides (the
 # problem's own spec), "" if nothing.
 Generated = tuple[str, str, str, str]
 
 _LARGEST = 9  # some hundred facts: with two-digit values they were too many for fifty iterations of RL to reach
+
+_LARGEST_DIFFICULTY = 2**31 - 1  # the column is int32
 
 
 def make_task_set(
@@ -219,33 +223,14 @@ def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list
 def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
     """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution
     and difficulty."""
-    imported = _imported_tasks(name, path)
-    if imported is not None:
-        return _chosen(imported, settings, str(path))
+    if _has_our_schema(path):
+        return _chosen(_imported_tasks(name, path), settings, str(path))
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
-        for column in ("prompt", "answer"):
-            if column not in row:
-                raise DataError(
-                    "a task file lacks a column",
-                    where=where,
-                    got=sorted(row),
-                    wanted="prompt, answer, optionally solution",
-                )
-            if not isinstance(row[column], str) or not row[column].strip():
-                raise DataError(
-                    f"a task has an empty {column}",
-                    where=where,
-                    got=row[column],
-                    wanted="non-empty text",
-                    do="correct or remove this row",
-                )
-        prompt, answer, difficulty = (
-            row["prompt"],
-            row["answer"].strip(),
-            row.get("difficulty") or 1,
-        )
+        _require_columns(row, ("prompt", "answer"), "optionally solution and difficulty", where)
+        prompt = _required_text(row, "prompt", where)
+        answer = _required_text(row, "answer", where).strip()
         if "#" in answer or len(answer.splitlines()) != 1:
             raise DataError(
                 "an answer can never be given",
@@ -253,13 +238,6 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
                 got=answer,
                 wanted="one line without '#'",
                 do="a response's answer is what follows its last '#', or else its last line",
-            )
-        if not isinstance(difficulty, int):
-            raise DataError(
-                "a difficulty is not a whole number",
-                where=where,
-                got=difficulty,
-                wanted="a whole number, or no such column",
             )
         if prompt in tasks and tasks[prompt].answer != answer:
             raise DataError(
@@ -269,20 +247,17 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
                 wanted="one answer per prompt",
                 do="correct or remove one of the rows",
             )
-        task_id, split = f"{name}/{_digest(prompt)}", split_of(prompt, held_out)
-        tasks.setdefault(
-            prompt,
-            Task(
-                task_id=task_id,
-                task_set=name,
-                kind="text",
-                split=split,
-                difficulty=difficulty,
-                prompt=prompt,
-                answer=answer,
-                solution=str(row.get("solution") or ""),
-            ),
+        task = Task(
+            task_id=f"{name}/{_digest(prompt)}",
+            task_set=name,
+            kind="text",
+            split=split_of(prompt, held_out),
+            difficulty=_difficulty(row, where),
+            prompt=prompt,
+            answer=answer,
+            solution=_text(row, "solution", where),
         )
+        tasks.setdefault(prompt, task)
     return _chosen(list(tasks.values()), settings, str(path))
 
 
@@ -292,45 +267,18 @@ def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
-        if "prompt" not in row:
-            raise DataError(
-                "a task file lacks a column",
-                where=where,
-                got=sorted(row),
-                wanted="prompt, optionally rubric and answer",
-            )
-        texts = {
-            column: row.get(column) or "" for column in ("prompt", "rubric", "answer", "solution")
-        }
-        wrong = [column for column, text in texts.items() if not isinstance(text, str)]
-        if wrong or not texts["prompt"].strip():
-            raise DataError(
-                "a task cannot be read",
-                where=where,
-                got={column: row.get(column) for column in wrong or ["prompt"]},
-                wanted="text, and a prompt that is not empty",
-                do="correct or remove this row",
-            )
-        difficulty = row.get("difficulty") or 1
-        if not isinstance(difficulty, int):
-            raise DataError(
-                "a difficulty is not a whole number",
-                where=where,
-                got=difficulty,
-                wanted="a whole number, or no such column",
-            )
-        spec = json.dumps({"rubric": texts["rubric"]}) if texts["rubric"] else ""
-        prompt = texts["prompt"]
+        _require_columns(row, ("prompt",), "optionally rubric and answer", where)
+        prompt, rubric = _required_text(row, "prompt", where), _text(row, "rubric", where)
         task = Task(
             task_id=f"{name}/{_digest(prompt)}",
             task_set=name,
             kind="open",
             split=split_of(prompt, held_out),
-            difficulty=difficulty,
+            difficulty=_difficulty(row, where),
             prompt=prompt,
-            answer=texts["answer"].strip(),
-            solution=texts["solution"],
-            spec=spec,
+            answer=_text(row, "answer", where).strip(),
+            solution=_text(row, "solution", where),
+            spec=json.dumps({"rubric": rubric}) if rubric else "",
         )
         if tasks.setdefault(prompt, task) != task:
             raise DataError(
@@ -343,17 +291,109 @@ def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -
     return _chosen(list(tasks.values()), settings, str(path))
 
 
-def _imported_tasks(name: str, path: Path) -> list[Task] | None:
-    """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids; None for a
-    file of any other kind."""
+def _require_columns(
+    row: dict[str, Any], columns: Sequence[str], optional: str, where: str
+) -> None:
+    missing = [column for column in columns if column not in row]
+    if missing:
+        raise DataError(
+            f"a task file lacks the column {missing[0]!r}",
+            where=where,
+            got=sorted(row),
+            wanted=f"{', '.join(columns)}, {optional}",
+        )
+
+
+def _text(row: dict[str, Any], column: str, where: str) -> str:
+    """The text in a column, "" if it is absent or null."""
+    value = row.get(column)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise DataError(
+            f"a task's {column} is not text",
+            where=where,
+            got=value,
+            wanted=f'text: {{"{column}": "..."}}',
+            do="put it in quotes, or remove this row",
+        )
     try:
-        if path.suffix != ".parquet" or b"tracerl.schema_version" not in (
-            pq.read_schema(path).metadata or {}
-        ):
-            return None
-        return [Task(**{**row, "task_set": name}) for row in pq.read_table(path).to_pylist()]
-    except (pa.ArrowException, OSError, TypeError):
-        return None
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"a task's {column} holds half of a surrogate pair, which is no character",
+            where=where,
+            got=ascii(value[:80]),
+            wanted="Unicode text",
+            do="correct or remove this row",
+        ) from error
+    return value
+
+
+def _required_text(row: dict[str, Any], column: str, where: str) -> str:
+    text = _text(row, column, where)
+    if not text.strip():
+        raise DataError(
+            f"a task has an empty {column}",
+            where=where,
+            got=row[column],
+            wanted="non-empty text",
+            do="correct or remove this row",
+        )
+    return text
+
+
+def _difficulty(row: dict[str, Any], where: str) -> int:
+    """The difficulty of a row, 1 if it has none."""
+    value = row.get("difficulty")
+    if value is None:
+        return 1
+    if type(value) is not int or not 1 <= value <= _LARGEST_DIFFICULTY:
+        raise DataError(
+            "a difficulty cannot be used",
+            where=where,
+            got=value,
+            wanted=f"a whole number from 1 to {_LARGEST_DIFFICULTY}, or no such column",
+        )
+    return value
+
+
+def _has_our_schema(path: Path) -> bool:
+    """Whether `tracerl data add` wrote the file. False for a file that cannot be read at all."""
+    if path.suffix != ".parquet":
+        return False
+    try:
+        return VERSION_KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _imported_tasks(name: str, path: Path) -> list[Task]:
+    """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids."""
+    tasks = []
+    for number, row in enumerate(read_parquet(path, "tasks").to_pylist(), start=1):
+        where = f"{path}, row {number}"
+        empty = [column for column, value in row.items() if value is None]
+        if empty:
+            raise DataError(
+                "a task has an empty column",
+                where=where,
+                got=f"no {empty[0]}",
+                wanted="a value in every column",
+                do="import the file again",
+            )
+        for column, values in (("kind", TASK_KINDS), ("split", ("train", "test"))):
+            if row[column] not in values:
+                raise DataError(
+                    f"a task has an unknown {column}",
+                    where=where,
+                    got=row[column],
+                    wanted=f"one of {', '.join(values)}",
+                    do="import the file again with this version",
+                )
+        _difficulty(row, where)
+        tasks.append(Task(**{**row, "task_set": name}))
+    return tasks
 
 
 def _chosen(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
@@ -382,7 +422,8 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:
-        return json_rows(numbered_lines(path.read_text(encoding="utf-8")), str(path))
+        # Excel and Notepad begin UTF-8 files with a byte order mark.
+        return json_rows(numbered_lines(path.read_text(encoding="utf-8-sig")), str(path))
     except UnicodeDecodeError as error:
         raise DataError(
             "a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8"

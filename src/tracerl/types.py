@@ -12,6 +12,9 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
+# What a task's `kind` may be: it names the verifier that decides; "open" is for a judge.
+TASK_KINDS = ("sums", "arithmetic", "text", "math", "code", "countdown", "sudoku", "gym", "open")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
@@ -26,7 +29,7 @@ class Task:
     task_set: str
     """Name of the task set in the params."""
     kind: str
-    """Which verifier decides."""
+    """Which verifier decides; one of TASK_KINDS."""
     split: str
     """"train" or "test"."""
     difficulty: int

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tracerl.rewards.verify.final import short_answer
 from tracerl.rewards.verify.verifier import Verdict, verify
-from tracerl.types import Task
+from tracerl.types import TASK_KINDS, Task
 
 
 def task(kind: str, answer: str) -> Task:
@@ -178,3 +178,12 @@ def test_a_short_answer_is_taken_in_the_stated_order(response, answer):
 @pytest.mark.parametrize("part", ["<answer>", "</think>", "\\boxed{", "#", "\n", "{", "}"])
 def test_a_hostile_text_gives_an_answer_at_once(part):
     short_answer(part * 50_000)
+
+
+def test_every_kind_of_task_has_a_verifier():
+    """An unknown kind is a KeyError, which the verdict names. Not asked here: "open", which needs a
+    judge, and "code", which needs tests."""
+    for kind in TASK_KINDS:
+        if kind not in ("open", "code"):
+            assert "KeyError" not in verify(task(kind, "1"), "", "end", True).detail
+    assert "KeyError" in verify(task("chess", "1"), "", "end", True).detail
