@@ -14,13 +14,8 @@ import torch
 
 from tracerl.models.attention import Backend, flash_installed
 from tracerl.models.masks import Layout
-from tracerl.models.transformer import (
-    Architecture,
-    CacheWindow,
-    KeyValueCache,
-    Transformer,
-    new_model,
-)
+from tracerl.models.policy import Policy, new_model
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache
 from tracerl.seeds import generator_for
 
 BLOCK, ROWS, REPEATS = 4, 4, 5
@@ -42,7 +37,7 @@ def cached_layout(length: int, device: torch.device) -> Layout:
 
 
 def timed(
-    model: Transformer, ids: torch.Tensor, layout: Layout, backend: Backend
+    model: Policy, ids: torch.Tensor, layout: Layout, backend: Backend
 ) -> tuple[float, torch.Tensor]:
     """Seconds of one pass, the best of several, and its hidden states."""
     window = None
@@ -72,7 +67,20 @@ def main() -> None:
         torch.device("cuda" if cuda else "cpu"),
         torch.bfloat16 if cuda else torch.float32,
     )
-    shape = Architecture("sdar", 1000, 512, 1024, 2, 8, 4, 64, 1e6, 1e-6, False, 0)
+    shape = Architecture(
+        family="sdar",
+        vocab_size=1000,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_layers=2,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=64,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+        mask_id=0,
+    )
     model = new_model(shape, generator_for(1, "attention")).to(device, dtype).eval()
     for name, layout in (
         ("training", training_layout(length, device)),

@@ -26,13 +26,8 @@ import torch
 from benchmarks.rows import merge_rows, row
 from tracerl.evaluation.generate import changed_settings, default_settings
 from tracerl.models.masks import CLEAN, PAD, Layout
-from tracerl.models.transformer import (
-    Architecture,
-    CacheWindow,
-    KeyValueCache,
-    Transformer,
-    new_model,
-)
+from tracerl.models.policy import Policy, new_model
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose
@@ -61,10 +56,23 @@ SETTINGS = {
 }
 
 
-def build(device: str, dtype: torch.dtype) -> Transformer:
+def build(device: str, dtype: torch.dtype) -> Policy:
     """The shape of the default model with grouped heads; logits of a few nats' spread, so that
     steps commit one to four tokens."""
-    shape = Architecture("sdar", VOCABULARY, 96, 288, 4, 4, 2, 24, 10000.0, 1e-6, False, 0)
+    shape = Architecture(
+        family="sdar",
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        intermediate_size=288,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=24,
+        rope_theta=10000.0,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+        mask_id=0,
+    )
     model = new_model(shape, generator_for(1, "engine")).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(50)
@@ -84,7 +92,7 @@ def workload(num_samples: int) -> list[Request]:
 
 @torch.inference_mode()
 def plain(
-    model: Transformer,
+    model: Policy,
     end_ids: Sequence[int],
     requests: Sequence[Request],
     settings: Sampler,
@@ -100,7 +108,7 @@ def plain(
 
 
 def _plain_batch(
-    model: Transformer,
+    model: Policy,
     end_ids: Sequence[int],
     requests: Sequence[Request],
     settings: Sampler,
@@ -159,7 +167,7 @@ def _plain_batch(
 
 
 def _plain_hidden(
-    model: Transformer,
+    model: Policy,
     canvas: torch.Tensor,
     live: torch.Tensor,
     cache: KeyValueCache | None,

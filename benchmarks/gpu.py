@@ -29,7 +29,8 @@ from benchmarks.rows import merge_rows, row
 from benchmarks.sampler import settings_of
 from benchmarks.training_step import step, trajectories
 from tracerl.models.cost import Meter
-from tracerl.models.transformer import Architecture, Transformer
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import Architecture
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.training import Optimizer
@@ -56,26 +57,26 @@ class Roofline:
         return max(flops / self.flops, moved / self.bytes)
 
 
-def build(shape: str, device: torch.device, dtype: torch.dtype) -> Transformer:
+def build(shape: str, device: torch.device, dtype: torch.dtype) -> Policy:
     """The shape with normal weights drawn on the device (4 billion numbers of the seeded host
     generator would take minutes)."""
     vocabulary, hidden, intermediate, layers, heads, key_heads, size = SHAPES[shape]
     with torch.device("meta"):
         arch = Architecture(
-            "sdar",
-            vocabulary,
-            hidden,
-            intermediate,
-            layers,
-            heads,
-            key_heads,
-            size,
-            1e6,
-            1e-6,
-            False,
-            vocabulary - 1,
+            family="sdar",
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=key_heads,
+            head_dim=size,
+            rope_theta=1e6,
+            norm_eps=1e-6,
+            tie_embeddings=False,
+            mask_id=vocabulary - 1,
         )
-        model = Transformer(arch).to(dtype)
+        model = Policy(arch).to(dtype)
     model.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(1)
     with torch.no_grad():
@@ -113,7 +114,7 @@ def roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
 
 
 def rollouts(
-    model: Transformer,
+    model: Policy,
     options: argparse.Namespace,
     roof: Roofline,
     clock: Callable[[Callable[[], object]], float],
@@ -164,7 +165,7 @@ def rollouts(
 
 
 def training(
-    model: Transformer,
+    model: Policy,
     options: argparse.Namespace,
     roof: Roofline,
     clock: Callable[[Callable[[], object]], float],

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import published_name
+from tracerl.models.policy import Policy
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer
 
 SDAR_4B = {
     "architectures": ["SDARForCausalLM"],
@@ -51,7 +51,7 @@ def write_checkpoint(directory: Path, layers: int) -> int:
     (directory / "config.json").write_text(json.dumps(config))
     character_tokenizer().save(directory)
     with torch.device("meta"):
-        model = Transformer(architecture_of(read_config(directory), directory))
+        model = Policy(architecture_of(read_config(directory), directory))
     some = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1)).mul_(0.02).bfloat16()
     pending: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}

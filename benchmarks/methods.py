@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tracerl.models.policy import Policy, new_model
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
-from tracerl.models.transformer import Architecture, Transformer, new_model
+from tracerl.models.transformer import Architecture
 from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
 from tracerl.settings.params import load_params
@@ -89,9 +90,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 
 
-def base(
-    family: str, tokenizer: Tokenizer, tasks: list[Task], steps: int, folder: Path
-) -> Transformer:
+def base(family: str, tokenizer: Tokenizer, tasks: list[Task], steps: int, folder: Path) -> Policy:
     """A small model that has seen worked solutions for some steps."""
     shape = {
         **load_params(PARAMS).base.model.model_dump(),

@@ -25,8 +25,8 @@ import yaml
 
 from benchmarks.rows import merge_rows, row
 from tracerl import distributed
+from tracerl.models.policy import new_model, shape_architecture
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Architecture, new_model
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Launch
 from tracerl.settings.params import parse_params
@@ -114,9 +114,7 @@ def rank_of(options: argparse.Namespace) -> None:
     data["base"]["model"].update(hidden_size=options.hidden, intermediate_size=3 * options.hidden)
     params = parse_params(data, where="params.yaml")
     settings, tokenizer = params.rl["short"], character_tokenizer()
-    architecture = Architecture(
-        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
-    )
+    architecture = shape_architecture(params.base.model, tokenizer)
     model = new_model(architecture, generator_for(1, "weights")).eval()
     tasks = {
         name: make_task_set(name, params.tasks.sets[name], params.tasks.held_out, params.seed, ROOT)

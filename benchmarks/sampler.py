@@ -16,7 +16,8 @@ import time
 import torch
 
 from tracerl.evaluation.generate import changed_settings, default_settings
-from tracerl.models.transformer import Architecture, Transformer, new_model
+from tracerl.models.policy import Policy, new_model
+from tracerl.models.transformer import Architecture
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.sampling import Sampler
@@ -33,7 +34,7 @@ MODES: dict[str, list[dict[str, object]]] = {
 }
 
 
-def model_of(family: str, options: argparse.Namespace) -> Transformer:
+def model_of(family: str, options: argparse.Namespace) -> Policy:
     architecture = Architecture(
         family=family,
         vocab_size=options.vocabulary,
@@ -69,9 +70,7 @@ def settings_of(options: argparse.Namespace, changes: dict[str, object]) -> Samp
     return changed_settings(default_settings("full"), given | changes)
 
 
-def measured(
-    model: Transformer, requests: list[Request], settings: Sampler
-) -> tuple[float, int, int]:
+def measured(model: Policy, requests: list[Request], settings: Sampler) -> tuple[float, int, int]:
     """Seconds (the better of two runs), tokens and forward passes of all requests. On a CPU the
     seconds are those of the process."""
     clock = time.process_time if model.device.type == "cpu" else time.perf_counter

@@ -26,7 +26,8 @@ import torch
 
 from benchmarks.rows import alone, merge_rows, row
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import Architecture, Transformer, new_model
+from tracerl.models.policy import Policy, new_model
+from tracerl.models.transformer import Architecture
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import policy_gain, policy_loss
 from tracerl.objectives.plans import Plan, trace_plan
@@ -46,21 +47,21 @@ SCALES = {
 }
 
 
-def build(case: dict[str, int], dtype: torch.dtype) -> Transformer:
+def build(case: dict[str, int], dtype: torch.dtype) -> Policy:
     hidden = case["hidden"]
     shape = Architecture(
-        "sdar",
-        case["vocabulary"],
-        hidden,
-        3 * hidden,
-        case["layers"],
-        4,
-        2,
-        hidden // 4,
-        10000.0,
-        1e-6,
-        False,
-        0,
+        family="sdar",
+        vocab_size=case["vocabulary"],
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_layers=case["layers"],
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=hidden // 4,
+        rope_theta=10000.0,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+        mask_id=0,
     )
     return new_model(shape, generator_for(1, "training step")).to(dtype)
 
@@ -108,7 +109,7 @@ def views_of(batch: list[Trajectory], apart: bool) -> Views:
     return build_views([t for t, _ in pairs], [plan for _, plan in pairs], BLOCK, family, 0)
 
 
-def logprobs_of(model: Transformer, views: Views, plain: bool) -> torch.Tensor:
+def logprobs_of(model: Policy, views: Views, plain: bool) -> torch.Tensor:
     """Log-probabilities of the targets, [T]; the plain way from a table [rows, length, vocabulary]."""
     if not plain:
         return token_logprobs(model, views, 1.0)
@@ -116,7 +117,7 @@ def logprobs_of(model: Transformer, views: Views, plain: bool) -> torch.Tensor:
     return table[views.row, views.column, views.targets]
 
 
-def step(trainer: Trainer[Transformer], batch: list[Trajectory], plain: bool) -> None:
+def step(trainer: Trainer[Policy], batch: list[Trajectory], plain: bool) -> None:
     """One step of the policy."""
     model, views = trainer.model, views_of(batch, plain)
     with torch.no_grad():
@@ -135,7 +136,7 @@ def step(trainer: Trainer[Transformer], batch: list[Trajectory], plain: bool) ->
 
 def trainer_of(
     case: dict[str, int], plain: bool, dtype: torch.dtype = torch.float32
-) -> Trainer[Transformer]:
+) -> Trainer[Policy]:
     model = build(case, dtype)
     model.attention = "sdpa" if plain else "auto"
     return Trainer(

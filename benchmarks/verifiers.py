@@ -389,8 +389,8 @@ def outlived(pids: Sequence[int]) -> list[int]:
 def evaluation_figures() -> None:
     import torch
 
+    from tracerl.models.policy import new_model, shape_architecture
     from tracerl.models.tokenizer import character_tokenizer
-    from tracerl.models.transformer import Architecture, new_model
     from tracerl.rollouts.responses import SampleContext, respond
     from tracerl.seeds import generator_for
     from tracerl.settings.params import load_params
@@ -398,9 +398,7 @@ def evaluation_figures() -> None:
 
     torch.set_num_threads(1)
     params, tokenizer = load_params(ROOT / "params.yaml"), character_tokenizer()
-    shape = Architecture(
-        **params.base.model.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
-    )
+    shape = shape_architecture(params.base.model, tokenizer)
     model = new_model(shape, generator_for(1, "benchmark")).eval()
     tasks = make_task_set(
         "sums-short", params.tasks.sets["sums-short"], params.tasks.held_out, 1, ROOT

@@ -14,8 +14,8 @@ from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline
 from tracerl.models.checkpoint import apply_compute, load_checkpoint, policy_hash, save_checkpoint
+from tracerl.models.policy import Policy, new_model, shape_architecture
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
-from tracerl.models.transformer import Architecture, Transformer, new_model
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 
@@ -29,15 +29,12 @@ def main() -> None:
         import_checkpoint(params, context.ROOT / params.base.path)
 
 
-def new_base(params: Params) -> tuple[Transformer, Tokenizer]:
+def new_base(params: Params) -> tuple[Policy, Tokenizer]:
     """An untrained model of the params' shape, over the character vocabulary."""
-    shape, tokenizer = params.base.model, character_tokenizer()
-    architecture = Architecture(
-        **shape.model_dump(), vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id
-    )
-    return apply_compute(
-        new_model(architecture, generator_for(params.seed, "base", "weights")), params.compute
-    ), tokenizer
+    tokenizer = character_tokenizer()
+    architecture = shape_architecture(params.base.model, tokenizer)
+    policy = new_model(architecture, generator_for(params.seed, "base", "weights"))
+    return apply_compute(policy, params.compute), tokenizer
 
 
 def import_checkpoint(params: Params, path: Path) -> None:

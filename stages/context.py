@@ -206,9 +206,9 @@ def measure(stage: str, *models: object) -> None:
     differ in them.
     """
     from tracerl.models.cost import Meter
-    from tracerl.models.transformer import Transformer
+    from tracerl.models.policy import Policy
 
-    watched = [model for model in models if isinstance(model, Transformer)]
+    watched = [model for model in models if isinstance(model, Policy)]
     if watched:
         meter, _ = _meters.setdefault(stage, (Meter(), watched[0].device))
         for model in watched:

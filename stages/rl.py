@@ -11,9 +11,8 @@ from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
-from tracerl.models.order import fit_order_module
+from tracerl.models.policy import Policy, fit_order_module
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.rollouts.responses import fitting_tasks, opening_ids
 from tracerl.seeds import generator_for
@@ -96,11 +95,11 @@ def main(name: str) -> None:
 
 def models(
     params: Params, settings: RlRound, stage: str
-) -> tuple[Transformer, Transformer | None, ValueModel | None, Tokenizer]:
+) -> tuple[Policy, Policy | None, ValueModel | None, Tokenizer]:
     """What a round trains, the policy that its KL is held to, its value model, the tokenizer."""
     start = context.CHECKPOINTS / settings.init
 
-    def initial() -> tuple[Transformer, Tokenizer]:
+    def initial() -> tuple[Policy, Tokenizer]:
         model, tokenizer = load_for_training(
             start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
         )

@@ -11,8 +11,8 @@ from stages import context
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 from tracerl.settings.training import Training
@@ -27,7 +27,7 @@ def main(name: str) -> None:
     start = context.CHECKPOINTS / settings.init
     stage = f"sft@{name}"
 
-    def initial(params: Params) -> tuple[Transformer, Tokenizer]:
+    def initial(params: Params) -> tuple[Policy, Tokenizer]:
         return load_for_training(
             start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
         )
@@ -41,7 +41,7 @@ def train_and_publish(
     section: Any,
     settings: Training,
     data: str,
-    initial: Callable[[Params], tuple[Transformer, Tokenizer]],
+    initial: Callable[[Params], tuple[Policy, Tokenizer]],
     *inputs: Path,
 ) -> None:
     """Trains from `initial` on `data` ("tasks" or "traces") and publishes checkpoint, curve and

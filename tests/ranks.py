@@ -18,9 +18,8 @@ from tests.rounds import round_of
 from tests.tiny import tiny_architecture
 from tracerl import distributed
 from tracerl.models import transformer
-from tracerl.models.lora import fit_adapters
+from tracerl.models.policy import fit_adapters, new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import new_model
 from tracerl.models.value import ValueModel
 from tracerl.rollouts import responses
 from tracerl.seeds import generator_for

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from tests.tiny import END_IDS, MASK_ID
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
 from tracerl.settings.training import RlRound
 from tracerl.store.workspace import Workspace
@@ -83,10 +83,10 @@ class TinyTokenizer:
 
 
 def round_on(
-    model: Transformer,
+    model: Policy,
     settings: RlRound,
     folder: Path,
-    reference: Transformer | None = None,
+    reference: Policy | None = None,
     value: ValueSide | None = None,
 ) -> _Round:
     tokenizer: Any = TinyTokenizer()

@@ -29,8 +29,8 @@ from tests.tiny import (
 )
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import first_live_start
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.objectives import likelihood
 from tracerl.objectives.likelihood import predicted_logits, token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import (
@@ -353,7 +353,7 @@ def in_token_order(views: Views) -> torch.Tensor:
     return torch.argsort(views.source * 1000 + views.token)
 
 
-def gradients_of(model: Transformer, loss: torch.Tensor) -> list[torch.Tensor]:
+def gradients_of(model: Policy, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -405,7 +405,7 @@ def splits(batch: Sequence[Trajectory], lengths: list[int]) -> list[list[list[in
 
 
 def totals(
-    model: Transformer, loss_of: Callable[[list[int]], torch.Tensor], parts: list[list[int]]
+    model: Policy, loss_of: Callable[[list[int]], torch.Tensor], parts: list[list[int]]
 ) -> tuple[float, list[torch.Tensor]]:
     """Loss of an optimizer step over these micro-batches and the gradient it used, from the one
     optimisation loop."""

@@ -15,8 +15,9 @@ from tokenizers import models as tokenizer_models
 from tests.tiny import cached_pass, tiny_sampler
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.masks import CLEAN, Layout, visible
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import KeyValueCache, Transformer
+from tracerl.models.transformer import KeyValueCache
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.plans import PREDICTED, VISIBLE, Plan
@@ -28,7 +29,7 @@ FIXTURES = Path(__file__).parent / "fixtures" / "parity" / "sdar"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Transformer, Tokenizer]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, Tokenizer]:
     """The reference weights through the shipped loader; the tokens are named by their ids, since
     only ids are compared."""
     directory = tmp_path_factory.mktemp("sdar")

@@ -21,7 +21,7 @@ from tokenizers import models as tokenizer_models
 
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import (
     group_advantages,
@@ -69,7 +69,7 @@ def names(*prefixes: str) -> list[str]:
     return sorted(name for name in CASES if name.startswith(prefixes))
 
 
-def model_of(family: str, directory: Path) -> Transformer:
+def model_of(family: str, directory: Path) -> Policy:
     for path in (FIXTURES / family).glob("*"):
         if path.suffix in (".json", ".safetensors"):
             shutil.copy(path, directory)

@@ -26,7 +26,7 @@ from tests.tiny import (
     tiny_sampler,
 )
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.plans import trace_plan
 from tracerl.objectives.views import Views, build_views
@@ -40,7 +40,7 @@ TEMPERATURES = (0.7, 1.0)
 MODELS = {family: sharp_model(family) for family in FAMILIES}
 
 
-def views_of(model: Transformer, trajectories: Sequence[Trajectory], block_size: int) -> Views:
+def views_of(model: Policy, trajectories: Sequence[Trajectory], block_size: int) -> Views:
     plans = [
         trace_plan(trajectory, block_size, model.family, shrink=1) for trajectory in trajectories
     ]
@@ -49,7 +49,7 @@ def views_of(model: Transformer, trajectories: Sequence[Trajectory], block_size:
 
 @torch.no_grad()
 def replay_error(
-    model: Transformer, trajectories: Sequence[Trajectory], views: Views, temperature: float
+    model: Policy, trajectories: Sequence[Trajectory], views: Views, temperature: float
 ) -> float:
     """Largest difference between recomputed log-probabilities and the sampler's own, after checking
     that every trainable token is there."""
@@ -68,7 +68,7 @@ def prompt_lengths() -> list[int]:
     return [1 + (5 * i) % 16 for i in range(14)]
 
 
-def sampled(model: Transformer, settings: Sampler, batch_size: int) -> list[list[Trajectory]]:
+def sampled(model: Policy, settings: Sampler, batch_size: int) -> list[list[Trajectory]]:
     lengths = prompt_lengths()
     requests = tiny_requests(lengths if batch_size > 1 else lengths[: settings.block_size + 4])
     batches = [requests[i : i + batch_size] for i in range(0, len(requests), batch_size)]
@@ -138,12 +138,10 @@ def test_a_full_canvas_is_replayed_with_the_blocks_never_reached(family):
 # From here on: each wrong argument is an error that has been made in public code, and the law must
 # see it.
 
-Wrong = Callable[[Transformer, list[Trajectory], int], Views]
+Wrong = Callable[[Policy, list[Trajectory], int], Views]
 
 
-def grid_shifted_by_one(
-    model: Transformer, trajectories: list[Trajectory], block_size: int
-) -> Views:
+def grid_shifted_by_one(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     views = views_of(model, trajectories, block_size)
     return replace(
         views, layout=replace(views.layout, blocks=(views.layout.positions + 1) // block_size)
@@ -151,7 +149,7 @@ def grid_shifted_by_one(
 
 
 def grid_that_starts_at_the_response(
-    model: Transformer, trajectories: list[Trajectory], block_size: int
+    model: Policy, trajectories: list[Trajectory], block_size: int
 ) -> Views:
     views = views_of(model, trajectories, block_size)
     start = torch.zeros(len(views.input_ids), dtype=torch.int64)
@@ -166,9 +164,7 @@ def grid_that_starts_at_the_response(
     )
 
 
-def prompt_tail_masked(
-    model: Transformer, trajectories: list[Trajectory], block_size: int
-) -> Views:
+def prompt_tail_masked(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     views = views_of(model, trajectories, block_size)
     length = torch.zeros(len(views.input_ids), dtype=torch.int64)
     length[views.row] = torch.tensor([len(trajectory.prompt_ids) for trajectory in trajectories])[
@@ -180,9 +176,7 @@ def prompt_tail_masked(
     return replace(views, input_ids=views.input_ids.masked_fill(in_tail, MASK_ID))
 
 
-def prompt_tail_dropped(
-    model: Transformer, trajectories: list[Trajectory], block_size: int
-) -> Views:
+def prompt_tail_dropped(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     cut = [
         replace(t, prompt_ids=t.prompt_ids[: len(t.prompt_ids) // block_size * block_size])
         for t in trajectories
@@ -190,25 +184,25 @@ def prompt_tail_dropped(
     return views_of(model, cut, block_size)
 
 
-def other_shift(model: Transformer, trajectories: list[Trajectory], block_size: int) -> Views:
+def other_shift(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     views = views_of(model, trajectories, block_size)
     return replace(views, column=views.column + (1 if model.family.shift else -1))
 
 
 def positions_of_the_layout(
-    model: Transformer, trajectories: list[Trajectory], block_size: int
+    model: Policy, trajectories: list[Trajectory], block_size: int
 ) -> Views:
     views = views_of(model, trajectories, block_size)
     columns = torch.arange(views.input_ids.shape[1]).expand_as(views.input_ids)
     return replace(views, layout=replace(views.layout, positions=columns))
 
 
-def padding_seen(model: Transformer, trajectories: list[Trajectory], block_size: int) -> Views:
+def padding_seen(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     views = views_of(model, trajectories, block_size)
     return replace(views, layout=replace(views.layout, streams=views.layout.streams.clamp(min=0)))
 
 
-def later_steps_shown(model: Transformer, trajectories: list[Trajectory], block_size: int) -> Views:
+def later_steps_shown(model: Policy, trajectories: list[Trajectory], block_size: int) -> Views:
     return views_of(
         model,
         [replace(t, step_map=t.step_map.max() + 1 - t.step_map) for t in trajectories],

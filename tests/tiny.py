@@ -11,14 +11,8 @@ import torch
 
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
-from tracerl.models.order import fit_order_module
-from tracerl.models.transformer import (
-    Architecture,
-    CacheWindow,
-    KeyValueCache,
-    Transformer,
-    new_model,
-)
+from tracerl.models.policy import Policy, fit_order_module, new_model
+from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache
 from tracerl.sampling.sampler import Request
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.sampling import Sampler
@@ -62,7 +56,7 @@ def tiny_architecture(family: str, **changes: Any) -> Architecture:
 
 def sharp_model(
     family: str, dtype: torch.dtype = torch.float32, seed: int = 1, **changes: Any
-) -> Transformer:
+) -> Policy:
     """A random model whose norms and biases are not the identity and whose log-probabilities spread
     over several nats."""
     rng = generator_for(seed, "sharp", family)
@@ -82,7 +76,7 @@ def sharp_model(
     return model.to(dtype).eval()
 
 
-def with_order_module(model: Transformer) -> Transformer:
+def with_order_module(model: Policy) -> Policy:
     """The model with an order module that prefers some positions to others by nats."""
     fit_order_module(model, generator_for(1, "order"))
     assert model.order is not None

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from tracerl.models.policy import Policy
     from tracerl.models.tokenizer import Tokenizer
-    from tracerl.models.transformer import Transformer
     from tracerl.settings.sampling import Sampler
 
 app = typer.Typer(
@@ -720,7 +720,7 @@ def list_sets() -> None:
     _console().print(table)
 
 
-def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
+def _load(directory: Path, device: Where) -> "tuple[Policy, Tokenizer]":
     """Model, in evaluation mode and as stored, and tokenizer of a checkpoint directory."""
     from tracerl.models.checkpoint import load_checkpoint
     from tracerl.settings.models import Compute
@@ -738,7 +738,7 @@ def _load(directory: Path, device: Where) -> "tuple[Transformer, Tokenizer]":
 
 
 def _settings(
-    model: "Transformer", params: Path | None, place: str, changes: Sequence[str] | None
+    model: "Policy", params: Path | None, place: str, changes: Sequence[str] | None
 ) -> "Sampler":
     """The sampler's settings: of a params file or the defaults, with the changes of the command
     line."""

@@ -14,8 +14,8 @@ import pytest
 from tests.tiny import tiny_architecture, tiny_sampler
 from tracerl.errors import DataError
 from tracerl.models.checkpoint import save_checkpoint
+from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import new_model
 from tracerl.seeds import generator_for
 
 

@@ -12,14 +12,14 @@ from tracerl.errors import ParamsError
 from tracerl.models.attention import Prefix, check_backend, prepare
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, PAD, Layout
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.objectives.plans import trace_plan
 from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import sample
 
 
 @torch.no_grad()
-def hidden(model: Transformer, backend: str, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+def hidden(model: Policy, backend: str, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
     model.attention = backend  # type: ignore[assignment]
     out: torch.Tensor = model(ids, layout)
     return out

@@ -13,16 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import CheckpointError
-from tracerl.models.checkpoint import (
-    WEIGHTS,
-    load_checkpoint,
-    policy_hash,
-    published_state,
-    save_checkpoint,
-)
+from tracerl.models.checkpoint import load_checkpoint, policy_hash, published_state, save_checkpoint
 from tracerl.models.families import FAMILIES, published_name
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer
+from tracerl.models.weights import WEIGHTS
 from tracerl.sampling.sampler import sample
 from tracerl.settings.models import Compute, TokenIds
 
@@ -108,7 +103,7 @@ PUBLISHED_CONFIG_KEYS = {
 
 def model_of(
     family: str, dtype: torch.dtype = torch.float32, tied: bool = False, head_dim: int = 16
-) -> Transformer:
+) -> Policy:
     shape = {"vocab_size": TOKENIZER.vocab_size, "mask_id": TOKENIZER.mask_id}
     return sharp_model(family, dtype, tie_embeddings=tied, head_dim=head_dim, **shape)
 

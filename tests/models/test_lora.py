@@ -26,10 +26,10 @@ from tracerl.models.checkpoint import (
     save_checkpoint,
 )
 from tracerl.models.families import FAMILIES
-from tracerl.models.lora import LoraLinear, merge_adapters, seed_dropout
+from tracerl.models.lora import LoraLinear
 from tracerl.models.masks import Layout
+from tracerl.models.policy import Policy, merge_adapters, seed_dropout
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Compute, Lora
 from tracerl.settings.training import Optimizer
@@ -52,11 +52,11 @@ def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def adapted(base: Path, lora: Lora | None = LORA, seed: int = 1) -> Transformer:
+def adapted(base: Path, lora: Lora | None = LORA, seed: int = 1) -> Policy:
     return load_for_training(base, CPU, lora, generator_for(seed, "lora"))[0]
 
 
-def trained(base: Path, lora: Lora | None = LORA) -> Transformer:
+def trained(base: Path, lora: Lora | None = LORA) -> Policy:
     """Adapters that are not zero."""
     model = adapted(base, lora)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def trained(base: Path, lora: Lora | None = LORA) -> Transformer:
     return model
 
 
-def hidden(model: Transformer) -> torch.Tensor:
+def hidden(model: Policy) -> torch.Tensor:
     positions = torch.arange(6).expand(2, -1)
     zeros = torch.zeros_like(positions)
     out: torch.Tensor = model(
@@ -161,8 +161,8 @@ def test_only_adapters_are_trained_and_a_resumed_step_is_the_same(base):
     frozen = {name: p.clone() for name, p in load_checkpoint(base)[0].named_parameters()}
 
     def after(
-        model: Transformer, count: int, state: dict[str, torch.Tensor] | None = None
-    ) -> Trainer[Transformer]:
+        model: Policy, count: int, state: dict[str, torch.Tensor] | None = None
+    ) -> Trainer[Policy]:
         trainer = Trainer(model.train(), settings, 4)
         if state is not None:
             trainer.load_state(state)
@@ -203,7 +203,7 @@ def test_dropout_drops_in_training_only_and_what_its_seed_says(base):
 # PEFT
 
 
-def stock_of(model: Transformer) -> PreTrainedModel:
+def stock_of(model: Policy) -> PreTrainedModel:
     """The stock class with the tensors of a model of random weights, adapters left out."""
     assert model.adapters is None
     if model.family.name == "sdar":
@@ -211,7 +211,7 @@ def stock_of(model: Transformer) -> PreTrainedModel:
     return stock(model, LlamaForCausalLM, LlamaConfig)
 
 
-def logits_of(model: Transformer, other: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_of(model: Policy, other: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     positions = torch.arange(6).expand(2, -1)
     with torch.no_grad():
         return model.logits(

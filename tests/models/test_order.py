@@ -21,7 +21,6 @@ from tests.tiny import (
     with_order_module,
 )
 from tracerl.errors import CheckpointError, DataError
-from tracerl.models.auxiliary import WEIGHTS
 from tracerl.models.checkpoint import (
     load_checkpoint,
     load_for_training,
@@ -29,10 +28,11 @@ from tracerl.models.checkpoint import (
     save_checkpoint,
 )
 from tracerl.models.families import FAMILIES
-from tracerl.models.order import FOLDER, fit_order_module
+from tracerl.models.order import FOLDER
+from tracerl.models.policy import Policy, fit_order_module, new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel
+from tracerl.models.weights import WEIGHTS
 from tracerl.objectives.likelihood import token_and_order_logprobs
 from tracerl.objectives.plans import segment_plan
 from tracerl.objectives.views import build_views
@@ -52,7 +52,7 @@ CPU = Compute(
 )
 
 
-def saved(folder: Path, **changes: Any) -> Transformer:
+def saved(folder: Path, **changes: Any) -> Policy:
     """A checkpoint with an order module, and the model that it was."""
     model = with_order_module(
         sharp_model("llada", vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, **changes)
@@ -186,7 +186,7 @@ def test_a_trainer_resumes_with_a_module_that_no_loss_has_reached():
     model = with_order_module(sharp_model("sdar"))
     round_settings = round_of("tracerl")
 
-    def step(trainer: Trainer[Transformer]) -> None:
+    def step(trainer: Trainer[Policy]) -> None:
         trainer.step([lambda: (trainer.model.lm_head.weight**2).sum()])
 
     whole = Trainer(model, round_settings.optimizer, 2)

@@ -16,8 +16,9 @@ from tokenizers import models as tokenizer_models
 from tests.tiny import cached_pass
 from tracerl.models.checkpoint import load_checkpoint, published_state, save_checkpoint
 from tracerl.models.masks import CLEAN, PAD, Layout
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import KeyValueCache, Transformer, predictor_positions
+from tracerl.models.transformer import KeyValueCache, predictor_positions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "parity"
 FULL = [
@@ -49,7 +50,7 @@ def reference(name: str, directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Transformer, Tokenizer]]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Policy, Tokenizer]]:
     names = ("llada", "dream", "sdar", "sdar_tied")
     return {name: load_checkpoint(reference(name, tmp_path_factory.mktemp(name))) for name in names}
 

@@ -18,14 +18,15 @@ from transformers import (
 from tests.tiny import VOCAB_SIZE, sharp_model, tiny_architecture
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks, block_starts_after, visible
-from tracerl.models.transformer import Transformer, new_model, predictor_positions
+from tracerl.models.policy import Policy, new_model
+from tracerl.models.transformer import predictor_positions
 from tracerl.seeds import generator_for
 
 LENGTH = 11
 
 
 def stock(
-    model: Transformer, kind: type[PreTrainedModel], config: type[Any], **extra: Any
+    model: Policy, kind: type[PreTrainedModel], config: type[Any], **extra: Any
 ) -> PreTrainedModel:
     """The stock class with the same tensors."""
     arch = model.architecture
@@ -57,7 +58,7 @@ def layout(blocks: torch.Tensor) -> Layout:
 
 
 @torch.no_grad()
-def assert_logits_agree(model: Transformer, other: PreTrainedModel, blocks: torch.Tensor) -> None:
+def assert_logits_agree(model: Policy, other: PreTrainedModel, blocks: torch.Tensor) -> None:
     mask = (blocks[None, :] <= blocks[:, None]).expand(3, 1, -1, -1)
     wanted = other(input_ids=token_ids(), attention_mask=mask, use_cache=False).logits
     assert float(wanted.std()) > 1.0

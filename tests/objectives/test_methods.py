@@ -14,7 +14,8 @@ from tests.objectives.test_views import written
 from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
 from tests.tiny import MASK_ID, chi_square_z, sharp_model
 from tracerl.models.families import FAMILIES
-from tracerl.models.transformer import Read, Transformer
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import Read
 from tracerl.objectives.likelihood import (
     plackett_luce_logprobs,
     token_and_order_logprobs,
@@ -608,7 +609,7 @@ ADVANTAGES = [1.0, -0.5, 0.25, -1.5]
 
 
 def loss_and_gradient(
-    model: Transformer, settings: RlRound, folder, batch: list[Trajectory], advantages: list[float]
+    model: Policy, settings: RlRound, folder, batch: list[Trajectory], advantages: list[float]
 ) -> tuple[float, torch.Tensor]:
     """The loss of one optimizer step after the policy has moved away from the one whose
     log-probabilities are the old ones."""

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from tests.tiny import sharp_model, tiny_sampler
 from tracerl.models.checkpoint import save_checkpoint
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.reporting.chat import MASKED, Unmasking, converse
 from tracerl.reporting.terminal import printable
 from tracerl.sampling.sampler import Committed, Request, sample
@@ -28,7 +28,7 @@ TOKENIZER = character_tokenizer()
 ROOT = Path(__file__).parents[2]
 
 
-def model_of(family: str) -> Transformer:
+def model_of(family: str) -> Policy:
     return sharp_model(family, vocab_size=TOKENIZER.vocab_size)
 
 

@@ -11,8 +11,9 @@ from tests.rounds import SERVER
 from tests.tiny_run import tiny_params
 from tracerl.cli import main
 from tracerl.models.checkpoint import save_checkpoint
+from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Architecture, new_model
+from tracerl.models.transformer import Architecture
 from tracerl.models.value import ValueModel
 from tracerl.reporting.doctor import Need, judges, machine, needs
 from tracerl.seeds import generator_for

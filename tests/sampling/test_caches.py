@@ -18,7 +18,8 @@ from tests.tiny import (
 )
 from tracerl.errors import DataError
 from tracerl.models.masks import CLEAN, Layout
-from tracerl.models.transformer import CacheWindow, Transformer, predictor_positions
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import CacheWindow, predictor_positions
 from tracerl.sampling.sampler import Request, sample
 from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
@@ -33,7 +34,7 @@ def decisions(trajectory: Trajectory) -> tuple[list[int], list[int]]:
 
 @torch.no_grad()
 def recomputed(
-    model: Transformer, trajectory: Trajectory, settings: Sampler, seen_end: Callable[[int], int]
+    model: Policy, trajectory: Trajectory, settings: Sampler, seen_end: Callable[[int], int]
 ) -> np.ndarray:
     """Log-probability of every token from one pass over the canvas as it stood before the token's
     step, cut at `seen_end(block's end)`."""

@@ -22,7 +22,8 @@ from tests.tiny import (
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
-from tracerl.models.transformer import CacheWindow, Transformer
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import CacheWindow
 from tracerl.sampling.sampler import Request, _Engine, sample
 from tracerl.seeds import key_for
 from tracerl.types import Trajectory
@@ -55,7 +56,7 @@ def groups(lengths: list[int], samples: int) -> list[Request]:
 
 
 @contextmanager
-def watched(model: Transformer) -> Iterator[list[tuple[torch.Tensor, Layout, CacheWindow | None]]]:
+def watched(model: Policy) -> Iterator[list[tuple[torch.Tensor, Layout, CacheWindow | None]]]:
     """The arguments of the model's passes."""
     passes: list[tuple[torch.Tensor, Layout, CacheWindow | None]] = []
     handle = model.register_forward_pre_hook(

@@ -21,7 +21,7 @@ from tokenizers import models as tokenizer_models
 
 from tests.tiny import tiny_sampler
 from tracerl.models.checkpoint import load_checkpoint
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose
 from tracerl.settings.sampling import Sampler
@@ -48,7 +48,7 @@ CONFIDENCE = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Transformer]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
     """The reference weights through the shipped loader; the tokens are named by their ids, since
     only ids are compared."""
     loaded = {}

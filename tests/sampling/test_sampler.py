@@ -24,7 +24,8 @@ from tests.tiny import (
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout, block_starts_after, first_live_start
-from tracerl.models.transformer import CacheWindow, Transformer
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import CacheWindow
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, sample
 from tracerl.sampling.unmasking import choose, static_schedule
@@ -40,7 +41,7 @@ class Watched:
     """A model whose forward passes are written down: position -> id of the rows it was shown (of
     one row, when one request runs)."""
 
-    model: Transformer
+    model: Policy
     passes: list[dict[int, int]] = field(default_factory=list)
 
     def __enter__(self) -> "Watched":

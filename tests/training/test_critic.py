@@ -15,9 +15,8 @@ from tests.objectives.test_methods import responses
 from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
 from tracerl.errors import CheckpointError
-from tracerl.models.lora import fit_adapters
+from tracerl.models.policy import Policy, fit_adapters, new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer, new_model
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.objectives.advantages import (
     explained_variance,
@@ -146,7 +145,7 @@ def test_a_value_conditions_on_the_steps_before_its_own_and_a_fresh_head_says_no
     assert changed[torch.from_numpy(steps > steps.min())].any()
 
 
-def value_side(policy: Transformer, settings_: Any, updates: int) -> ValueSide:
+def value_side(policy: Policy, settings_: Any, updates: int) -> ValueSide:
     model = ValueModel(policy)
     return ValueSide(settings_.value, Trainer(model, settings_.value.optimizer, updates))
 
@@ -218,7 +217,7 @@ class KilledError(Exception):
     pass
 
 
-def fresh_policy(lora: Lora | None = None) -> Transformer:
+def fresh_policy(lora: Lora | None = None) -> Policy:
     tokenizer = character_tokenizer()
     shape = {
         "vocab_size": tokenizer.vocab_size,
@@ -365,7 +364,7 @@ def test_with_adapters_a_round_trains_them_and_the_head_alone_and_resumes_to_the
 
 
 def test_the_value_model_of_a_round_with_adapters_goes_on_in_a_round_with_the_same_only(tmp_path):
-    def policy(lora: Lora | None) -> Transformer:
+    def policy(lora: Lora | None) -> Policy:
         model = sharp_model("dream")
         fit_adapters(model, lora, Path("base"), "", generator_for(1, "lora"))
         return model

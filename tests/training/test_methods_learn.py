@@ -8,7 +8,7 @@ import pytest
 
 from tests.rounds import rollout_of, round_of, round_on
 from tests.tiny import tiny_architecture, tiny_sampler
-from tracerl.models.transformer import Transformer, new_model
+from tracerl.models.policy import Policy, new_model
 from tracerl.objectives.methods import METHODS
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
@@ -19,7 +19,7 @@ GROUPS, GROUP_SIZE, UPDATES, WANTED = 2, 16, 12, 3
 BAR = 0.6  # share of tokens that are the wanted one; a fresh model writes 1 in 8
 
 
-def fresh(family: str) -> Transformer:
+def fresh(family: str) -> Policy:
     shape = {
         "vocab_size": 8,
         "hidden_size": 16,
@@ -30,7 +30,7 @@ def fresh(family: str) -> Transformer:
     return new_model(tiny_architecture(family, **shape), generator_for(1, "learner")).eval()
 
 
-def iterate(model: Transformer, round_: _Round, iteration: int) -> float:
+def iterate(model: Policy, round_: _Round, iteration: int) -> float:
     """One iteration: groups of responses, rewarded by the share of their four tokens that are the
     wanted one. Returns the mean reward."""
     settings = tiny_sampler(max_new_tokens=4, max_rows=GROUPS * GROUP_SIZE, **ordered(round_))

@@ -9,8 +9,8 @@ import torch
 
 from tests.rounds import round_of
 from tests.tiny import tiny_architecture
+from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import new_model
 from tracerl.seeds import generator_for
 from tracerl.settings.training import Phase
 from tracerl.store.files import read_rollouts

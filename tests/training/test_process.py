@@ -16,8 +16,8 @@ from tests.tiny import sharp_model, tiny_architecture
 from tests.tiny_run import digests
 from tests.training.test_critic import CRITIC, value_side
 from tracerl.errors import TrainingError
+from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import new_model
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import returns_and_advantages
 from tracerl.objectives.plans import trace_plan, trace_steps

@@ -13,8 +13,9 @@ from tests.tiny import MASK_ID, sharp_model, tiny_requests, tiny_sampler
 from tests.tiny_run import ROOT
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import Transformer, predictor_positions
+from tracerl.models.transformer import predictor_positions
 from tracerl.objectives.plans import Masking, sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.sampling.traces import preferred_order
@@ -110,7 +111,7 @@ def test_a_known_solution_has_as_many_semi_autoregressive_slices_as_it_has_block
 
 
 def most_certain(
-    model: Transformer, ids: np.ndarray, masked: np.ndarray, end: int, block_size: int
+    model: Policy, ids: np.ndarray, masked: np.ndarray, end: int, block_size: int
 ) -> np.ndarray:
     """Largest probability at every position of a canvas of which the first `end` positions are
     passed."""
@@ -127,9 +128,7 @@ def most_certain(
     return confidence
 
 
-def by_hand(
-    model: Transformer, trajectory: Trajectory, block_size: int, pick: int
-) -> list[list[int]]:
+def by_hand(model: Policy, trajectory: Trajectory, block_size: int, pick: int) -> list[list[int]]:
     """Selections, one after the other, by sampling's own rule: block by block on the canvas, the
     pick most certain positions at a time."""
     ids, prompt = (

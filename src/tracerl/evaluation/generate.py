@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import Attention
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.rollouts.responses import prompt_ids, recorded_settings
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
@@ -202,7 +202,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def generate(
-    model: Transformer,
+    model: Policy,
     tokenizer: Tokenizer,
     prompts: Sequence[Prompt],
     settings: Sampler,

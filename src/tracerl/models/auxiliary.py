@@ -1,41 +1,35 @@
-"""Modules that lie beside a policy in folders of its checkpoint: a value model, an order module.
-Safetensors only."""
+"""Save and load auxiliary modules (value model, order module) in folders of a checkpoint."""
 
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from tracerl.errors import CheckpointError
+from tracerl.models.weights import (
+    WEIGHTS,
+    Target,
+    fill_parameters,
+    write_tensors,
+)
 
-WEIGHTS = "model.safetensors"
 
-
-def save_module(module: nn.Module, folder: Path, name: str) -> None:
-    """Writes a module's weights into a folder. name: what errors call it. Raises CheckpointError."""
+def save_module(module: nn.Module, folder: Path) -> None:
+    """Writes a module's weights into a folder (created). Raises CheckpointError if it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        save_file(
-            {key: tensor.detach().contiguous() for key, tensor in module.state_dict().items()},
-            folder / WEIGHTS,
-        )
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"the {name} could not be written",
-            where=str(folder / WEIGHTS),
-            got=error,
-            do="free disk space and run the same command again: it resumes",
-        ) from error
+    tensors = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    write_tensors(tensors, folder / WEIGHTS, {})
 
 
 def load_module(module: nn.Module, folder: Path, name: str, wanted: str, do: str) -> None:
     """Reads a module's weights from a folder. Raises CheckpointError, with `wanted` and `do`, if
-    there are none or they do not fit."""
+    there are none or they do not fit.
+
+    name: what errors call the module.
+    """
+    target = Target(parameters=dict(module.named_parameters()), tied={}, owner=f"the {name}")
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            module.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-    except (SafetensorError, OSError, RuntimeError) as error:
+        fill_parameters(target, folder)
+    except CheckpointError as error:
         raise CheckpointError(
             f"the checkpoint's {name} cannot be read",
             where=str(folder / WEIGHTS),

@@ -14,11 +14,12 @@ import torch
 from safetensors import SafetensorError
 
 from tracerl.errors import CheckpointError
-from tracerl.models.checkpoint import device_of, dtype_of, load_checkpoint
+from tracerl.models.checkpoint import device_of, load_checkpoint
 from tracerl.models.families import AUTOREGRESSIVE
+from tracerl.models.policy import Policy
 from tracerl.models.published_config import read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
-from tracerl.models.transformer import Transformer
+from tracerl.models.weights import stored_dtype
 from tracerl.settings.models import Compute
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ def is_baseline(directory: Path) -> bool:
     ) in AUTOREGRESSIVE
 
 
-def load_policy(
-    directory: Path, compute: Compute
-) -> "tuple[Transformer | PreTrainedModel, Tokenizer]":
+def load_policy(directory: Path, compute: Compute) -> "tuple[Policy | PreTrainedModel, Tokenizer]":
     """What can be evaluated: a checkpoint of the one transformer, or a baseline."""
     return (
         load_baseline(directory, compute)
@@ -59,7 +58,9 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     kind = getattr(transformers, AUTOREGRESSIVE[config["model_type"]])
     tokenizer = load_tokenizer(directory, NO_MASK)
     dtype = (
-        dtype_of(config, directory) if compute.dtype == "stored" else getattr(torch, compute.dtype)
+        stored_dtype(config, directory)
+        if compute.dtype == "stored"
+        else getattr(torch, compute.dtype)
     )
     try:
         model, told = kind.from_pretrained(

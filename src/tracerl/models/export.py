@@ -14,7 +14,7 @@ from tracerl.models.checkpoint import (
     policy_hash,
     save_checkpoint,
 )
-from tracerl.models.lora import merge_adapters
+from tracerl.models.policy import merge_adapters
 from tracerl.settings.models import Compute
 
 

@@ -16,23 +16,22 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from tracerl.errors import CheckpointError, ParamsError
+from tracerl.errors import CheckpointError
 from tracerl.models.families import published_name
+from tracerl.models.transformer import Transformer
+from tracerl.models.weights import check_tensor
 from tracerl.settings.models import Lora
-
-if TYPE_CHECKING:
-    from tracerl.models.transformer import Transformer
 
 _PREFIX = "base_model.model."
 # Settings of adapter_config.json that are known in one value only; null or an empty collection is
 # as good.
-_PLAIN: dict[str, Any] = {
+_SUPPORTED: dict[str, Any] = {
     "peft_type": "LORA",
     "bias": "none",
     "use_rslora": False,
@@ -52,18 +51,18 @@ _PLAIN: dict[str, Any] = {
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Adapters:
-    """What a model's adapters are, shared by all of them. base: directory of the checkpoint they
-    were made for; base_hash: its policy hash.
-
-    generator: what dropout draws from, once `seed_dropout` has been called.
-    """
+    """What all adapters of a model share. Not frozen: rounds replace settings and generator."""
 
     settings: Lora
+    """rank, alpha, dropout and adapted layers"""
     base: Path
+    """directory of the checkpoint they were made for"""
     base_hash: str
+    """policy hash of that checkpoint"""
     generator: torch.Generator | None = None
+    """what dropout draws from, once `policy.seed_dropout` has been called"""
 
 
 class LoraLinear(nn.Linear):
@@ -71,32 +70,33 @@ class LoraLinear(nn.Linear):
 
     def __init__(self, frozen: nn.Linear, adapters: Adapters) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.training = (
-            frozen.in_features,
-            frozen.out_features,
-            frozen.training,
-        )
-        self.weight, self.bias = frozen.weight, frozen.bias
-        place: dict[str, Any] = {"device": frozen.weight.device, "dtype": frozen.weight.dtype}
+        device = frozen.weight.device
+        dtype = frozen.weight.dtype
         rank = adapters.settings.rank
-        self.adapters, self.scale = adapters, adapters.settings.alpha / rank
-        self.lora_A = nn.Linear(self.in_features, rank, bias=False, **place)
-        self.lora_B = nn.Linear(rank, self.out_features, bias=False, **place)
+        self.in_features = frozen.in_features
+        self.out_features = frozen.out_features
+        self.training = frozen.training
+        self.weight = frozen.weight
+        self.bias = frozen.bias
+        self.adapters = adapters
+        self.scale = adapters.settings.alpha / rank
+        self.lora_A = nn.Linear(self.in_features, rank, bias=False, device=device, dtype=dtype)
+        self.lora_B = nn.Linear(rank, self.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(
-            self.lora_A(self._dropped(input))
+            self.lora_A(self._dropout(input))
         )
         return out
 
-    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+    def _dropout(self, x: torch.Tensor) -> torch.Tensor:
         rate = self.adapters.settings.dropout
         if not (self.training and rate):
             return x
-        kept = torch.rand(x.shape, device=x.device, generator=self.adapters.generator) >= rate
-        return x * kept / (1 - rate)
+        draws = torch.rand(x.shape, device=x.device, generator=self.adapters.generator)
+        return x * (draws >= rate) / (1 - rate)
 
-    def merged(self) -> nn.Linear:
+    def merge(self) -> nn.Linear:
         """The layer with its adapter added to the weight, in float32 or wider before it is rounded."""
         weight = self.weight.detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -111,65 +111,23 @@ class LoraLinear(nn.Linear):
         return plain
 
 
-def fit_adapters(
-    model: "Transformer",
-    settings: Lora | None,
-    base: Path,
-    base_hash: str,
-    generator: np.random.Generator,
-) -> None:
-    """Makes a loaded model what a round trains: with the round's adapters, or, without `settings`,
-    whole.
-
-    Adapters it was loaded with are trained on if they are of the same kind, and merged into the
-    weights of a round without any.
-    Raises ParamsError if they are of another kind.
-    """
-    if settings is None:
-        merge_adapters(model)
-    elif model.adapters is None:
-        add_adapters(model, Adapters(settings, base, base_hash))
-        _draw(model, generator)
-    elif _kind(model.adapters.settings) != _kind(settings):
-        raise ParamsError(
-            "the checkpoint's adapters are not of the kind this round trains",
-            where="lora",
-            got=_kind(settings),
-            wanted=_kind(model.adapters.settings),
-            do="use the same, or set lora to null to merge them and train all weights",
-        )
-    else:
-        model.adapters.settings = settings
-
-
-def add_adapters(model: "Transformer", adapters: Adapters) -> None:
-    """Freezes the model and adapts the layers that the settings name. The adapters' values are left
-    to the caller."""
+def adapt_layers(model: Transformer, adapters: Adapters) -> None:
+    """Freezes the model and replaces the layers that the settings name by adapted ones."""
     model.requires_grad_(False)
     for path, layer in list(_linear_layers(model)):
         if path.rpartition(".")[2] in adapters.settings.targets:
             model.set_submodule(path, LoraLinear(layer, adapters))
-    model.adapters = adapters
 
 
-def merge_adapters(model: "Transformer") -> None:
-    """Adds the adapters to the weights and makes the model whole and trainable again; nothing
-    happens without adapters."""
+def merge_layers(model: Transformer) -> None:
+    """Adds adapters to the weights of their layers and makes all weights trainable."""
     for path, layer in list(_linear_layers(model)):
         if isinstance(layer, LoraLinear):
-            model.set_submodule(path, layer.merged())
+            model.set_submodule(path, layer.merge())
     model.requires_grad_(True)
-    model.adapters = None
 
 
-def seed_dropout(model: "Transformer", seed: int) -> None:
-    """Fixes what the adapters' dropout drops from here on."""
-    if model.adapters is not None and model.adapters.settings.dropout:
-        generator = model.adapters.generator or torch.Generator(model.device)
-        model.adapters.generator = generator.manual_seed(seed)
-
-
-def adapter_state(model: "Transformer") -> dict[str, torch.Tensor]:
+def adapter_state(model: Transformer) -> dict[str, torch.Tensor]:
     """The adapters' tensors under the names that PEFT gives them on the published model."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
     return {
@@ -177,9 +135,7 @@ def adapter_state(model: "Transformer") -> dict[str, torch.Tensor]:
     }
 
 
-def load_adapter_state(
-    model: "Transformer", tensors: Mapping[str, torch.Tensor], where: str
-) -> None:
+def load_adapter_state(model: Transformer, tensors: Mapping[str, torch.Tensor], where: str) -> None:
     """Copies a PEFT file's tensors into the model's adapters. Raises CheckpointError for what is
     missing, left over or misshapen."""
     wanted = {
@@ -200,20 +156,12 @@ def load_adapter_state(
             )
     with torch.no_grad():
         for name, parameter in wanted.items():
-            if tensors[name].shape != parameter.shape:
-                raise CheckpointError(
-                    "wrong tensor shape",
-                    where=f"{where}: {name}",
-                    got=list(tensors[name].shape),
-                    wanted=list(parameter.shape),
-                )
+            check_tensor(tensors[name], parameter, f"{where}: {name}")
             parameter.copy_(tensors[name])
 
 
-def adapter_config(model: "Transformer", base: str) -> dict[str, Any]:
-    """adapter_config.json, as PEFT reads it."""
-    assert model.adapters is not None
-    settings = model.adapters.settings
+def adapter_config(model: Transformer, settings: Lora, base: str) -> dict[str, Any]:
+    """adapter_config.json, as PEFT reads it. base: path of the base, written as it is."""
     return {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -228,7 +176,7 @@ def adapter_config(model: "Transformer", base: str) -> dict[str, Any]:
 
 
 def settings_of(
-    config: Mapping[str, Any], names: list[str], model: "Transformer", where: str
+    config: Mapping[str, Any], names: list[str], model: Transformer, where: str
 ) -> Lora:
     """The settings of a PEFT adapter: rank, alpha and dropout from its config, targets from the
     names of its tensors.
@@ -237,7 +185,7 @@ def settings_of(
     """
     unsupported = {
         key: config[key]
-        for key, plain in _PLAIN.items()
+        for key, plain in _SUPPORTED.items()
         if config.get(key) and config[key] != plain
     }
     start = "init_lora_weights"
@@ -248,7 +196,7 @@ def settings_of(
             "the adapter is of a kind that is not read",
             where=where,
             got=unsupported,
-            wanted={key: _PLAIN.get(key, True) for key in unsupported},
+            wanted={key: _SUPPORTED.get(key, True) for key in unsupported},
         )
     by_name = {
         f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path
@@ -263,14 +211,14 @@ def settings_of(
             )
         targets.add(path.split(".")[-1])
     try:
-        told = {
+        values = {
             "rank": config["r"],
             "alpha": config["lora_alpha"],
             "dropout": config.get("lora_dropout", 0.0),
             "targets": sorted(targets),
         }
         return Lora.model_validate_json(
-            json.dumps(told)
+            json.dumps(values)
         )  # JSON's rules: a whole number may be a float
     except (KeyError, ValueError) as error:
         raise CheckpointError(
@@ -281,11 +229,11 @@ def settings_of(
         ) from error
 
 
-def _kind(settings: Lora) -> tuple[int, float, list[str]]:
+def adapter_kind(settings: Lora) -> tuple[int, float, list[str]]:
     return settings.rank, settings.alpha, sorted(settings.targets)
 
 
-def _draw(model: "Transformer", generator: np.random.Generator) -> None:
+def draw_adapters(model: Transformer, generator: np.random.Generator) -> None:
     """Fresh adapters: A uniform in +-1/sqrt(fan-in), as PEFT draws it, B zero."""
     with torch.no_grad():
         for _, layer in _linear_layers(model):
@@ -296,7 +244,7 @@ def _draw(model: "Transformer", generator: np.random.Generator) -> None:
                 layer.lora_B.weight.zero_()
 
 
-def _linear_layers(model: "Transformer") -> Iterator[tuple[str, nn.Linear]]:
+def _linear_layers(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
     """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or not."""
     for path, layer in model.named_modules():
         if (
@@ -307,13 +255,13 @@ def _linear_layers(model: "Transformer") -> Iterator[tuple[str, nn.Linear]]:
             yield path, layer
 
 
-def _published(name: str, model: "Transformer") -> str:
+def _published(name: str, model: Transformer) -> str:
     """PEFT's name of one of our adapters' tensors."""
     path, kind = name.removesuffix(".weight").rsplit(".", 1)
     return f"{_PREFIX}{published_name(f'{path}.weight', model.family).removesuffix('.weight')}.{kind}.weight"
 
 
-def _published_targets(model: "Transformer") -> list[str]:
+def _published_targets(model: Transformer) -> list[str]:
     """Published names of the adapted modules: the last part where no other module ends so (LLaDA's
     head does), else the whole path."""
     layers = dict(_linear_layers(model))

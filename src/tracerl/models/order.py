@@ -13,18 +13,10 @@ a uniform order; its ratio is clipped apart from the tokens'. It lies in the fol
 checkpoint, since no published format has a place for it.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from tracerl.models.auxiliary import WEIGHTS, load_module, save_module
-
-if TYPE_CHECKING:
-    from tracerl.models.transformer import Transformer
 
 FOLDER = "order"
 
@@ -44,40 +36,11 @@ class OrderModule(nn.Module):
         return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
-def fit_order_module(model: "Transformer", generator: np.random.Generator) -> None:
-    """Makes a loaded model one with an order module to train, its own or a fresh one: drawn inside,
-    zero in its last layer, so that the order is uniform at first."""
-    if model.order is not None:
-        model.order.requires_grad_(True)
-        return
-    module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
+def draw_order_module(module: OrderModule, generator: np.random.Generator) -> None:
+    """Fresh weights: normal inside, zero in the last layer, so that the order is uniform at first."""
     with torch.no_grad():
         shape = tuple(module.inner.weight.shape)
-        module.inner.weight.copy_(
-            torch.from_numpy(generator.standard_normal(shape) * shape[1] ** -0.5)
-        )
+        drawn = generator.standard_normal(shape) * shape[1] ** -0.5
+        module.inner.weight.copy_(torch.from_numpy(drawn))
         for parameter in (module.inner.bias, module.score.weight, module.score.bias):
             parameter.zero_()
-    model.order = module
-
-
-def save_order_module(model: "Transformer", checkpoint: Path) -> None:
-    """Writes the order module, if there is one, into the folder `order` of a checkpoint directory."""
-    if model.order is not None:
-        save_module(model.order, checkpoint / FOLDER, "order module")
-
-
-def load_order_module(model: "Transformer", checkpoint: Path) -> None:
-    """Gives the model the order module of a checkpoint directory, if that has one. Raises
-    CheckpointError if it does not fit."""
-    if not (checkpoint / FOLDER / WEIGHTS).is_file():
-        return
-    module = OrderModule(model.architecture.hidden_size).to(model.device, model.dtype)
-    load_module(
-        module,
-        checkpoint / FOLDER,
-        "order module",
-        "the module of a policy of this shape",
-        "delete the folder `order` to go on without it",
-    )
-    model.order = module

@@ -6,13 +6,14 @@ the one transformer does not have is an error. What it says beyond the shape is 
 and written back in its place.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tracerl.errors import CheckpointError
+from tracerl.models.directory import read_json
 from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family
-from tracerl.models.transformer import Architecture, Transformer
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import Architecture
 
 # Settings of published configs that the one transformer knows in one value only; null is as good.
 _PLAIN = {
@@ -43,22 +44,6 @@ _PLAIN = {
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a checkpoint directory."""
     return read_json(directory / "config.json")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint directory."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"a {type(config).__name__}, not an object")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"not a checkpoint directory: its {path.name} cannot be read",
-            where=str(path),
-            got=error,
-            wanted="config.json, *.safetensors and the tokenizer of a published checkpoint",
-        ) from error
-    return config
 
 
 def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
@@ -162,7 +147,7 @@ def _values(config: dict[str, Any], family: Family) -> dict[str, Any]:
     return {**left_out, **values}
 
 
-def config_of(model: Transformer) -> dict[str, Any]:
+def config_of(model: Policy) -> dict[str, Any]:
     """The config the model was loaded with, where it still holds, and its shape; of a new model the
     shape alone, sorted."""
     arch, family = model.architecture, model.family
@@ -188,7 +173,7 @@ def config_of(model: Transformer) -> dict[str, Any]:
             and not (ours == "mask_id" and known[ours] == -1)
         ):
             config[key] = shape[key]
-    precision = next((key for key in ("torch_dtype", "dtype") if key in config), None)
-    if precision and str(config[precision]).removeprefix("torch.") != dtype:
-        config[precision] = dtype
+    for key in ("torch_dtype", "dtype"):
+        if key in config and str(config[key]).removeprefix("torch.") != dtype:
+            config[key] = dtype
     return config

@@ -8,7 +8,7 @@ positions are predicted, so that a [rows, length, vocabulary] tensor is never ma
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,31 +21,35 @@ from tracerl.models.attention import Backend, Prepared, attend, prepare
 from tracerl.models.families import FAMILIES, Family
 from tracerl.models.masks import Layout
 
-if TYPE_CHECKING:
-    from tracerl.models.lora import Adapters
-    from tracerl.models.order import OrderModule
-
-
 LOGITS_AT_ONCE = 1 << 24  # numbers in a table of logits: 64 MB in float32
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Shape of a model; `family` names a record of `families.FAMILIES`."""
+    """Shape of a model."""
 
     family: str
+    """name of a record of `families.FAMILIES`"""
     vocab_size: int
+    """rows of embeddings and head"""
     hidden_size: int
     intermediate_size: int
+    """width inside the MLP"""
     num_layers: int
     num_heads: int
+    """query heads, a multiple of `num_kv_heads`"""
     num_kv_heads: int
     head_dim: int
+    """size of a head, even"""
     rope_theta: float
+    """base of the rotary frequencies"""
     norm_eps: float
+    """added to the mean square in RMSNorm"""
     tie_embeddings: bool
+    """whether head and embeddings are one parameter"""
     mask_id: int
+    """token id of the mask; -1 until a tokenizer names it"""
 
 
 class KeyValueCache:
@@ -218,20 +222,17 @@ class Backbone(nn.Module):
 class Transformer(nn.Module):
     """The backbone and its LM head.
 
-    published_config: config.json as it was read, empty for a new model. attention: the back end
-    (attention.py). checkpoint_layers: see config.Compute. adapters: what its low-rank adapters are,
-    if it has any (lora.py). order: its order module, if it has one (order.py).
+    Attributes:
+        attention: the attention back end (attention.py).
+        checkpoint_layers: recompute each layer's activations in the backward pass.
     """
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.architecture = architecture
         self.family = FAMILIES[architecture.family]
-        self.published_config: dict[str, Any] = {}
         self.attention: Backend = "auto"
         self.checkpoint_layers = False
-        self.adapters: Adapters | None = None
-        self.order: OrderModule | None = None
         self.model = Backbone(architecture, self.family)
         self.lm_head = Head(architecture.hidden_size, architecture.vocab_size, bias=False)
         self.tie()
@@ -310,39 +311,26 @@ def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
-class _SkipInit(TorchFunctionMode):
-    """Leaves out the first values of what is made. torch would draw them on "meta" as well, and
-    load its compiler for that: seconds."""
+class SkipInit(TorchFunctionMode):
+    """Skips parameter initialisation. On "meta" torch would run it too, and load its compiler for
+    that, which takes seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return (
-            kwargs["tensor"]
-            if getattr(func, "__module__", None) == "torch.nn.init"
-            else func(*args, **kwargs)
-        )
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
-def empty_model(architecture: Architecture) -> Transformer:
-    """A model without storage (on "meta"), for whoever fills it or only asks for its shapes."""
-    with torch.device("meta"), _SkipInit():
-        return Transformer(architecture)
-
-
-def new_model(architecture: Architecture, generator: np.random.Generator) -> Transformer:
-    """A model with fresh weights drawn from `generator`: normal, 1/sqrt(fan-in) for matrices, 0.02
-    for embeddings; norms are one."""
-    model = Transformer(architecture)
+def draw_weights(model: Transformer, generator: np.random.Generator) -> None:
+    """Fresh weights: normal, 1/sqrt(fan-in) for matrices, 0.02 for embeddings and head; biases are
+    zero, norms are left at one."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 2:
-                scale = (
-                    0.02
-                    if "embed_tokens" in name or "lm_head" in name
-                    else parameter.shape[1] ** -0.5
-                )
+                is_vocabulary = "embed_tokens" in name or "lm_head" in name
+                scale = 0.02 if is_vocabulary else parameter.shape[1] ** -0.5
                 drawn = generator.standard_normal(tuple(parameter.shape), dtype=np.float32) * scale
                 parameter.copy_(torch.from_numpy(drawn))
             elif name.endswith("bias"):
                 parameter.zero_()
-    return model

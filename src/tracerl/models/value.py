@@ -13,7 +13,7 @@ from torch import nn
 
 from tracerl.models.auxiliary import load_module, save_module
 from tracerl.models.masks import Layout
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 
 FOLDER = "value"
 
@@ -22,7 +22,7 @@ class ValueModel(nn.Module):
     """Backbone and head; `transformer` is a policy without its LM head. Of a policy with adapters,
     its copies of them and the head are trained."""
 
-    def __init__(self, policy: Transformer) -> None:
+    def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.transformer = copy.deepcopy(policy)
         self.transformer.lm_head = nn.Identity()  # type: ignore[assignment]
@@ -44,10 +44,10 @@ class ValueModel(nn.Module):
 
 def save_value_model(model: ValueModel, checkpoint: Path) -> None:
     """Writes the value model into the folder `value` of its policy's checkpoint directory."""
-    save_module(model, checkpoint / FOLDER, "value model")
+    save_module(model, checkpoint / FOLDER)
 
 
-def load_value_model(policy: Transformer, checkpoint: Path) -> ValueModel:
+def load_value_model(policy: Policy, checkpoint: Path) -> ValueModel:
     """The value model that was saved with a checkpoint; `policy` gives its shape.
 
     Raises CheckpointError if the checkpoint has none or one of another shape.

@@ -7,18 +7,18 @@ never over more of those than fit a table of logits of a fixed size.
 
 import torch
 
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.objectives.views import Views
 
 
-def predicted_logits(model: Transformer, views: Views) -> torch.Tensor:
+def predicted_logits(model: Policy, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if the
     order is scored; float32 or wider."""
     logits = model.logits(predicted_hidden(model, views))
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
+def predicted_hidden(model: Policy, views: Views) -> torch.Tensor:
     """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their candidates
     if the order is scored."""
     device = model.device
@@ -28,7 +28,7 @@ def predicted_hidden(model: Transformer, views: Views) -> torch.Tensor:
     return chosen
 
 
-def token_logprobs(model: Transformer, views: Views, temperature: float) -> torch.Tensor:
+def token_logprobs(model: Policy, views: Views, temperature: float) -> torch.Tensor:
     """log softmax(logits / temperature) of each predicted token's target, [T], in the order of
     `views`."""
     targets = views.targets.to(model.device)
@@ -40,7 +40,7 @@ def token_logprobs(model: Transformer, views: Views, temperature: float) -> torc
 
 
 def token_and_order_logprobs(
-    model: Transformer, views: Views, temperature: float, order_temperature: float, order_score: str
+    model: Policy, views: Views, temperature: float, order_temperature: float, order_score: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`token_logprobs`, and of each predicted token the log-probability of having been committed at
     its place in the order, both [T].

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 from tracerl.models.families import Family
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.objectives.likelihood import token_and_order_logprobs, token_logprobs
 from tracerl.objectives.losses import token_weights
 from tracerl.objectives.plans import (
@@ -457,7 +457,7 @@ def sandwiched(
 
 
 def scores(
-    method: Method, model: Transformer, views: Views, settings: RlRound
+    method: Method, model: Policy, views: Views, settings: RlRound
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the views' predictions, and of the order of their commitment if the
     method scores it; both [T]."""

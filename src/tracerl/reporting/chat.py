@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.reporting.terminal import printable
 from tracerl.rollouts.responses import opening_ids
 from tracerl.sampling.sampler import Committed, Request, sample
@@ -69,7 +69,7 @@ class Unmasking:
 
 
 def converse(
-    model: Transformer,
+    model: Policy,
     tokenizer: Tokenizer,
     settings: Sampler,
     seed: int,
@@ -107,7 +107,7 @@ def converse(
 
 
 def _respond(
-    model: Transformer, tokenizer: Tokenizer, settings: Sampler, request: Request, console: Console
+    model: Policy, tokenizer: Tokenizer, settings: Sampler, request: Request, console: Console
 ) -> str:
     """Samples one response in place and returns its text."""
     filled = (

@@ -22,12 +22,13 @@ from pathlib import Path
 import torch
 
 from tracerl.models.attention import flash_installed
-from tracerl.models.checkpoint import dtype_of
 from tracerl.models.families import FAMILIES
-from tracerl.models.lora import Adapters, add_adapters
+from tracerl.models.lora import Adapters, adapt_layers
+from tracerl.models.policy import empty_model, shape_architecture
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture, empty_model
+from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture
+from tracerl.models.weights import stored_dtype
 from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
 from tracerl.rewards.judges.server import server_state
 from tracerl.sampling.sampler import cache_mode
@@ -257,16 +258,12 @@ def _judge_bytes(judge: Judge, root: Path) -> int:
 def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
     if params.base.path is None:
         tokenizer = character_tokenizer()
-        arch = Architecture(
-            **params.base.model.model_dump(),
-            vocab_size=tokenizer.vocab_size,
-            mask_id=tokenizer.mask_id,
-        )
+        arch = shape_architecture(params.base.model, tokenizer)
         stored = torch.float32
     else:
         directory = root / params.base.path
         config = read_config(directory)
-        arch, stored = architecture_of(config, directory), dtype_of(config, directory)
+        arch, stored = architecture_of(config, directory), stored_dtype(config, directory)
     return arch, stored if params.compute.dtype == "stored" else getattr(
         torch, params.compute.dtype
     )
@@ -277,7 +274,7 @@ def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
     model = empty_model(arch)
     with torch.device("meta"):
         if lora is not None:
-            add_adapters(model, Adapters(lora, Path(), ""))
+            adapt_layers(model, Adapters(settings=lora, base=Path(), base_hash=""))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

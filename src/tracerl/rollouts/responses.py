@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tracerl import distributed
 from tracerl.errors import DataError
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify.parts import reward_parts
 from tracerl.rewards.verify.verifier import Verdict, judge_answers, provenance, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
@@ -82,7 +82,7 @@ class SampleContext:
 
 
 def respond(
-    model: "Transformer | PreTrainedModel",
+    model: "Policy | PreTrainedModel",
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
     num_samples: int,
@@ -102,7 +102,7 @@ def respond(
     for task, index in rank_pairs:
         key = key_for(context.seed, context.stage, context.iteration, task.task_id, index)
         requests.append(Request(prompts[task.task_id], key))
-    if isinstance(model, Transformer):
+    if isinstance(model, Policy):
         trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
     else:
         trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
@@ -243,14 +243,10 @@ def fitting_tasks(
     return fitting, num_dropped
 
 
-def recorded_settings(
-    settings: Sampler, model: "Transformer | PreTrainedModel"
-) -> dict[str, object]:
+def recorded_settings(settings: Sampler, model: "Policy | PreTrainedModel") -> dict[str, object]:
     """The sampler's settings as columns of the store."""
     columns = settings.model_dump(
         exclude={"block_size", "cache", "horizon", "max_rows", "cache_tokens", "max_prompt_tokens"}
     )
-    mode = (
-        cache_mode(model.family.attention, settings) if isinstance(model, Transformer) else "exact"
-    )
+    mode = cache_mode(model.family.attention, settings) if isinstance(model, Policy) else "exact"
     return {**columns, "cache_mode": mode, "cache_horizon": settings.horizon}

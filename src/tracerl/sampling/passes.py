@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks
-from tracerl.models.transformer import CacheWindow, KeyValueCache, Transformer, predictor_positions
+from tracerl.models.policy import Policy
+from tracerl.models.transformer import CacheWindow, KeyValueCache, predictor_positions
 from tracerl.sampling.slots import Ints, Live, Slots
 
 _SHAPE_STEP = 128  # static shapes are multiples of this
@@ -23,7 +24,7 @@ class Passes:
     canvas with its prompt masked; each has its own cache. static: whether shapes are few rather
     than small."""
 
-    def __init__(self, model: Transformer, slots: Slots, num_worlds: int, static: bool) -> None:
+    def __init__(self, model: Policy, slots: Slots, num_worlds: int, static: bool) -> None:
         self.model, self.slots, self.mode, self.static = model, slots, slots.mode, static
         self.settings, self.attention = slots.settings, model.family.attention
         self.caches = (

@@ -35,7 +35,7 @@ import torch
 
 from tracerl.errors import DataError
 from tracerl.models.families import Attention
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.sampling.drawing import Drawn, draw, guided
 from tracerl.sampling.passes import Passes, sent
 from tracerl.sampling.slots import Decided, Ints, Live, Slots
@@ -64,7 +64,7 @@ class Committed:
 
 @torch.inference_mode()
 def sample(
-    model: Transformer,
+    model: Policy,
     end_ids: Sequence[int],
     requests: Sequence[Request],
     settings: Sampler,
@@ -104,7 +104,7 @@ def static_shapes(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _check(model: Transformer, requests: Sequence[Request], settings: Sampler) -> None:
+def _check(model: Policy, requests: Sequence[Request], settings: Sampler) -> None:
     if settings.approximate and model.family.attention != "full":
         raise DataError(
             "the cache does not fit the model",
@@ -174,7 +174,7 @@ class _Engine:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Policy,
         end_ids: Sequence[int],
         requests: Sequence[Request],
         settings: Sampler,

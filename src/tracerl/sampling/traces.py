@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tracerl.models.transformer import Transformer
+from tracerl.models.policy import Policy
 from tracerl.objectives.likelihood import predicted_logits
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
 from tracerl.objectives.views import build_views
@@ -22,7 +22,7 @@ from tracerl.types import Trajectory
 
 @torch.no_grad()
 def preferred_order(
-    model: Transformer,
+    model: Policy,
     trajectories: Sequence[Trajectory],
     block_size: int,
     pick: int,
@@ -50,7 +50,7 @@ def preferred_order(
 
 
 def _plan(
-    open_positions: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int64], model: Transformer
+    open_positions: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int64], model: Policy
 ) -> Plan:
     """Asks about every open position: in one view if later blocks are invisible anyway, else in one
     view per block, later ones hidden."""

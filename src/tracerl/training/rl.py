@@ -37,8 +37,8 @@ from tracerl import distributed
 from tracerl.errors import TrainingError
 from tracerl.evaluation.metrics import summarise
 from tracerl.models.checkpoint import policy_hash
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import group_advantages, keeps_group, outcome_rewards
 from tracerl.objectives.losses import (
@@ -119,8 +119,8 @@ class ValueSide:
 
 
 def train_rl(
-    model: Transformer,
-    reference: Transformer | None,
+    model: Policy,
+    reference: Policy | None,
     value_model: ValueModel | None,
     tokenizer: Tokenizer,
     train_tasks: dict[str, list[Task]],
@@ -219,9 +219,9 @@ class _Round:
     judges: names of those that are asked for parts of the reward or for steps.
     """
 
-    model: Transformer
-    trainer: Trainer[Transformer]
-    reference: Transformer | None
+    model: Policy
+    trainer: Trainer[Policy]
+    reference: Policy | None
     value: ValueSide | None
     tokenizer: Tokenizer
     settings: RlRound
@@ -575,7 +575,7 @@ class _Round:
         return prepared
 
     def _likelihoods(
-        self, model: Transformer, views: Views, units: Units, advantages: torch.Tensor
+        self, model: Policy, views: Views, units: Units, advantages: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-likelihood of every unit, and of its place in the order of commitment if the method
         scores that, both [U]."""

@@ -21,10 +21,9 @@ import torch
 from tracerl import distributed
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import FAMILIES, Attention
-from tracerl.models.lora import seed_dropout
 from tracerl.models.masks import block_starts_after, first_live_start
+from tracerl.models.policy import Policy, seed_dropout
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.plans import (
@@ -108,7 +107,7 @@ def completed(
 
 
 def train_sft(
-    model: Transformer,
+    model: Policy,
     tokenizer: Tokenizer,
     examples: dict[str, list[Trajectory]],
     settings: Training,
@@ -163,7 +162,7 @@ def train_sft(
 
 
 def _micro_batches(
-    model: Transformer,
+    model: Policy,
     tokenizer: Tokenizer,
     examples: dict[str, list[Trajectory]],
     settings: Training,
@@ -226,7 +225,7 @@ def _micro_batches(
 def _plan(
     trajectory: Trajectory,
     block_size: int,
-    model: Transformer,
+    model: Policy,
     settings: Training,
     rng: np.random.Generator,
 ) -> Plan:

@@ -4,8 +4,8 @@ order."""
 from collections.abc import Callable, Sequence
 
 from tracerl import distributed
+from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.transformer import Transformer
 from tracerl.rewards.verify.verifier import Verdict
 from tracerl.rollouts.responses import SampleContext, recorded_settings
 from tracerl.sampling.traces import preferred_order
@@ -15,7 +15,7 @@ from tracerl.types import Rollout, Task
 
 
 def preferred_solutions(
-    model: Transformer,
+    model: Policy,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
     settings: Traces,
