@@ -15,11 +15,12 @@ from safetensors import SafetensorError
 
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import device_of, load_checkpoint
+from tracerl.models.directory import checked_path, has_file
 from tracerl.models.families import AUTOREGRESSIVE
 from tracerl.models.policy import Policy
-from tracerl.models.published_config import read_config
+from tracerl.models.published_config import is_autoregressive, read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
-from tracerl.models.weights import stored_dtype
+from tracerl.models.weights import shards_of, stored_dtype
 from tracerl.settings.models import Compute
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ _FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt")
 def is_baseline(directory: Path) -> bool:
     """Whether a directory holds an autoregressive model (an adapter directory has no config.json
     and does not)."""
-    return (directory / "config.json").is_file() and read_config(directory).get(
-        "model_type"
-    ) in AUTOREGRESSIVE
+    return has_file(directory, "config.json") and is_autoregressive(read_config(directory))
 
 
 def load_policy(directory: Path, compute: Compute) -> "tuple[Policy | PreTrainedModel, Tokenizer]":
@@ -57,6 +56,22 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     config = read_config(directory)
     kind = getattr(transformers, AUTOREGRESSIVE[config["model_type"]])
     tokenizer = load_tokenizer(directory, NO_MASK)
+    if tokenizer.mask_id != NO_MASK:
+        raise CheckpointError(
+            "an autoregressive model with a mask token: a diffusion model that is not supported",
+            where=str(directory),
+            got=f"{kind.__name__}, mask {tokenizer.names['mask_token']!r}",
+            wanted="no mask_token in the tokenizer's files",
+            do="docs/models.md lists the diffusion models that can be loaded",
+        )
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(
+            "quantised weights are not supported",
+            where=str(directory / "config.json"),
+            got={"quantization_config": config["quantization_config"]},
+            do="use the checkpoint that is not quantised",
+        )
+    shards_of(directory)  # refuses links out of the directory, and two sets of weights
     dtype = (
         stored_dtype(config, directory)
         if compute.dtype == "stored"
@@ -110,4 +125,4 @@ def copy_baseline(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for pattern in _FILES:
         for path in source.glob(pattern):
-            shutil.copyfile(path, target / path.name)
+            shutil.copyfile(checked_path(source, path.name), target / path.name)

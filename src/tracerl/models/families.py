@@ -11,33 +11,33 @@ from typing import Literal
 Attention = Literal["block_causal", "full"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """What has to be known to load, run and save a checkpoint of one family.
-
-    model_types: what `model_type` of a published config.json may say (compared in lower case); the
-    first is written for a new model.
-    shift: 0, logit i predicts token i; 1, logit i-1 predicts token i (models adapted from
-    autoregressive ones).
-    config_keys: our architecture field -> key of the published config.json.
-    parameter_names: our parameter name -> published name, where they differ; `{i}` is the layer.
-    config_constants: written to a new model's config.json as they are.
-    default_head_dim: what a config without head_dim means; None, hidden_size / num_heads.
-    end_tokens: tokens that end a response, where the vocabulary has them, beside those that the
-    directory names itself.
-    """
+    """What has to be known to load, run and save a checkpoint of one family."""
 
     name: str
     model_types: tuple[str, ...]
+    """what `model_type` of a published config.json may say (compared in lower case); the first is
+    written for a new model"""
+    classes: tuple[str, ...]
+    """published modelling classes, as `auto_map` and `architectures` name them; the first is written
+    for a new model"""
     attention: Attention
     shift: Literal[0, 1]
+    """0: logit i predicts token i; 1: logit i-1 does (models adapted from autoregressive ones)"""
     qk_norm: bool
+    """whether queries and keys of each head are normalised"""
     qkv_bias: bool
+    """whether the projections to queries, keys and values have a bias"""
     config_keys: dict[str, str]
+    """our architecture field -> key of the published config.json"""
     parameter_names: dict[str, str]
-    config_constants: dict[str, object]
+    """our parameter name -> published name, where they differ; `{i}` is the layer"""
     default_head_dim: int | None
+    """what a config without head_dim means; None: hidden_size / num_heads"""
     end_tokens: tuple[str, ...]
+    """tokens that end a response, where the vocabulary has them, beside those that the directory
+    names itself"""
 
 
 _QWEN_KEYS = {
@@ -89,39 +89,39 @@ FAMILIES: dict[str, Family] = {
         Family(
             name="sdar",
             model_types=("sdar",),
+            classes=("SDARForCausalLM", "SDARModel"),
             attention="block_causal",
             shift=0,
             qk_norm=True,
             qkv_bias=False,
             config_keys=_QWEN_KEYS,
             parameter_names={},
-            config_constants={"architectures": ["SDARForCausalLM"]},
             default_head_dim=128,
             end_tokens=("<|im_end|>", "<|endoftext|>"),
         ),
         Family(
             name="llada",
             model_types=("llada", "mmada"),
+            classes=("LLaDAModelLM", "MMadaModelLM"),
             attention="full",
             shift=0,
             qk_norm=False,
             qkv_bias=False,
             config_keys=_LLADA_KEYS,
             parameter_names=_LLADA_NAMES,
-            config_constants={"architectures": ["LLaDAModelLM"]},
             default_head_dim=None,
             end_tokens=("<|endoftext|>", "<|eot_id|>"),
         ),
         Family(
             name="dream",
             model_types=("Dream",),
+            classes=("DreamModel",),
             attention="full",
             shift=1,
             qk_norm=False,
             qkv_bias=True,
             config_keys=_QWEN_KEYS,
             parameter_names={},
-            config_constants={"architectures": ["DreamModel"]},
             default_head_dim=None,
             end_tokens=("<|endoftext|>", "<|im_end|>"),
         ),

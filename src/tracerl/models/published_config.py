@@ -1,11 +1,14 @@
-"""config.json of published directories: the shape it describes, and the config that describes a
-shape.
+"""config.json of published directories: which model it is, the shape it describes, and the config
+that describes a shape.
 
-What published configs leave out has the meaning their own code gives it. What a config asks for and
-the one transformer does not have is an error. What it says beyond the shape is kept with the model
-and written back in its place.
+A model is named by the modelling class of its `auto_map`, else by its `architectures`, else by its
+`model_type`: published diffusion models say `model_type: llama` or `qwen3`. Every key is either
+used, known to change nothing at its value, or refused. What published configs leave out has the
+meaning their own code gives it. What a config says beyond the shape is kept with the policy and
+written back in its place.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +18,74 @@ from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import Architecture
 
-# Settings of published configs that the one transformer knows in one value only; null is as good.
-_PLAIN = {
-    "rope_scaling": None,
-    "rope_type": "default",
-    "rope": True,
-    "use_sliding_window": False,
-    "use_mrope": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
+# Keys that the transformer knows at one value only; null is as good.
+_ONLY: dict[str, Any] = {
     "activation_type": "silu",
-    "block_type": "llama",
-    "block_group_size": 1,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
+    "add_cross_attention": False,
+    "alibi": False,
+    "attention_bias": False,
     "attention_layer_norm": False,
     "bias_for_layer_norm": False,
+    "block_group_size": 1,
+    "block_type": "llama",
+    "clip_qkv": None,
+    "hidden_act": "silu",
     "include_bias": False,
     "include_qkv_bias": False,
     "input_emb_norm": False,
-    "clip_qkv": None,
-    "scale_logits": False,
-    "alibi": False,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "mlp_bias": False,
     "multi_query_attention": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "rope": True,
+    "rope_full_precision": True,
+    "rope_type": "default",
+    "scale_logits": False,
+    "type": "default",  # the older name of rope_type
+    "use_mrope": False,
+    "use_sliding_window": False,
+    "w_clip_vit": False,
+}
+# Keys that change nothing here whatever they say: names, training, speed, generation (the params
+# say how responses are sampled), and parts of switches that `_ONLY` keeps off.
+_IGNORED_NAMES = """
+    _name_or_path architectures auto_map model_type transformers_version torch_dtype dtype
+    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id decoder_start_token_id
+    attention_dropout embedding_dropout residual_dropout resid_pdrop hidden_dropout dropout
+    initializer_range init_cutoff_factor init_device init_fn init_std
+    max_position_embeddings max_sequence_length mlp_ratio precision alibi_bias_max
+    attention_layer_norm_with_affine max_window_layers sliding_window layer_norm_eps
+    _attn_implementation attn_implementation _attn_implementation_autoset flash_attention
+    flash_attn_varlen use_cache debug ep_size fuse_cross_entropy micro_forward skip_checkpoint
+    use_deepep gradient_checkpointing pretraining_tp block_size
+    codebook_size llm_vocab_size new_vocab_size num_new_special_tokens num_vq_tokens
+    pretrained_model_path
+    return_dict output_hidden_states output_attentions torchscript chunk_size_feed_forward
+    use_bfloat16 tf_legacy_loss problem_type finetuning_task task_specific_params id2label label2id
+    tokenizer_class prefix pruned_heads tie_encoder_decoder cross_attention_hidden_size
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+    temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+    return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+"""
+_IGNORED = frozenset(_IGNORED_NAMES.split())
+_ROPE_SECTIONS = ("rope_scaling", "rope_parameters")
+# The largest values that are taken for a model's: beyond them a file is damaged or hostile.
+_LARGEST: dict[str, float] = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_layers": 1 << 10,
+    "num_heads": 1 << 12,
+    "num_kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "rope_theta": 1e12,
+    "norm_eps": 0.1,
 }
 
 
@@ -46,126 +94,238 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(directory / "config.json")
 
 
-def architecture_of(config: dict[str, Any], directory: Path) -> Architecture:
+def family_of(config: Mapping[str, Any], directory: Path) -> Family:
+    """The family of a config. Raises CheckpointError, naming it, for a model that is not
+    supported, or that is a baseline."""
+    where = str(directory / "config.json")
+    if is_autoregressive(config):
+        raise CheckpointError(
+            "an autoregressive model can be evaluated only",
+            where=where,
+            got=config["model_type"],
+            do="import it with base.path and run evaluate stages alone",
+        )
+    classes = _classes(config)
+    model_type = str(config.get("model_type") or "").lower()
+    for family in FAMILIES.values():
+        has_class = not set(classes).isdisjoint(family.classes)
+        has_type = model_type in [name.lower() for name in family.model_types]
+        agree = (has_class or not classes) and (has_type or not model_type)
+        if agree and (has_class or has_type):
+            return family
+    raise CheckpointError(
+        "this model is not supported",
+        where=where,
+        got=_name_of(config),
+        wanted=_supported(),
+        do="docs/models.md lists what can be loaded",
+    )
+
+
+def is_autoregressive(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of a baseline: transformers' own class of its `model_type`, no
+    modelling code of its own, and no mask token."""
+    name = AUTOREGRESSIVE.get(str(config.get("model_type")))
+    if name is None or _remote_classes(config) or config.get("mask_token_id") is not None:
+        return False
+    return _classes(config) in ([], [name])
+
+
+def _classes(config: Mapping[str, Any]) -> list[str]:
+    """Modelling classes: those of `auto_map`, or else `architectures`."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list):
+        architectures = []
+    return _remote_classes(config) or [str(name) for name in architectures]
+
+
+def _remote_classes(config: Mapping[str, Any]) -> list[str]:
+    """Modelling classes whose code lies in the directory: "file.Class" or "repository--file.Class"
+    of the `AutoModel` keys."""
+    auto_map = config.get("auto_map")
+    if not isinstance(auto_map, dict):
+        return []
+    return [
+        str(value).split(".")[-1] for key, value in auto_map.items() if key.startswith("AutoModel")
+    ]
+
+
+def _name_of(config: Mapping[str, Any]) -> str:
+    keys = [key for key in ("auto_map", "architectures", "model_type") if config.get(key)]
+    return ", ".join(f"{key} {config[key]}" for key in keys) or "no name of a model"
+
+
+def _supported() -> str:
+    families = []
+    for family in FAMILIES.values():
+        classes = "/".join(family.classes)
+        types = "/".join(family.model_types)
+        families.append(f"{family.name}: {classes}, model_type {types}")
+    baselines = ", ".join(f"{name} ({kind})" for kind, name in AUTOREGRESSIVE.items())
+    return f"{'; '.join(families)}; to be evaluated only: {baselines}"
+
+
+def architecture_of(config: Mapping[str, Any], directory: Path) -> Architecture:
     """The shape that a published config.json describes; mask_id is -1 if it names none.
 
-    Raises CheckpointError for keys that are missing and for settings that the one transformer does
-    not have.
+    Raises CheckpointError for keys that are missing or not known, and for values that are not of
+    their type, out of range, or not supported.
     """
     family = family_of(config, directory)
     where = str(directory / "config.json")
-    values = _values(config, family)
+    flat = _flat(config, where)
+    values = _values(flat, family)
     missing = [key for ours, key in family.config_keys.items() if values.get(ours) is None]
     if missing:
         raise CheckpointError(
             "the config lacks keys", where=where, got=sorted(config), wanted=missing
         )
-    flat = _flat(config)
-    unsupported = {
-        key: flat[key] for key, plain in _PLAIN.items() if flat.get(key, plain) not in (plain, None)
-    }
+    _check_keys(flat, family, where)
+    for ours, key in family.config_keys.items():
+        values[ours] = _checked_value(ours, values[ours], f"{where}: {key}")
+    _check_heads(values, where)
+    return Architecture(family=family.name, **values)
+
+
+def _flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The config with the keys of its rotary sections among the others.
+
+    Newer configs have the section `rope_parameters`, or one such section for each type of layer.
+    """
+    flat = {key: value for key, value in config.items() if key not in _ROPE_SECTIONS}
+    layer_types = flat.pop("layer_types", None) or []
+    if any(kind != "full_attention" for kind in layer_types):
+        raise CheckpointError(
+            "the config asks for what this transformer does not do",
+            where=f"{where}: layer_types",
+            got=sorted(set(map(str, layer_types))),
+            wanted="full_attention in every layer",
+        )
+    for name in _ROPE_SECTIONS:
+        section = config.get(name) or {}
+        if not isinstance(section, dict):
+            raise CheckpointError(
+                "a key of the config is not of its type",
+                where=f"{where}: {name}",
+                got=repr(section),
+                wanted="an object",
+            )
+        if section.keys() == {"full_attention"} and isinstance(section["full_attention"], dict):
+            section = section["full_attention"]
+        for key, value in section.items():
+            if flat.get(key) not in (None, value):
+                raise CheckpointError(
+                    "the config says two things",
+                    where=f"{where}: {key}",
+                    got=f"{flat[key]!r}, and {value!r} in {name}",
+                    wanted="one value",
+                )
+            flat[key] = value
+    return flat
+
+
+def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
+    """Raises CheckpointError for keys that are not known, or not at their value."""
+    used = {*family.config_keys.values(), "vocab_size"}
+    unknown = {}
+    unsupported = {}
+    for key, value in flat.items():
+        if value is None or key in used or key in _IGNORED:
+            continue
+        if key not in _ONLY:
+            unknown[key] = value
+        elif value != _ONLY[key] or isinstance(value, bool) != isinstance(_ONLY[key], bool):
+            unsupported[key] = value
     if unsupported:
         raise CheckpointError(
             "the config asks for what this transformer does not do",
             where=where,
             got=unsupported,
-            wanted={key: _PLAIN[key] for key in unsupported},
+            wanted={key: _ONLY[key] for key in unsupported},
         )
-    kinds: dict[str, type] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
-    for ours, key in family.config_keys.items():
-        kind = kinds.get(ours, int)
-        if isinstance(values[ours], bool) != (kind is bool) or not isinstance(
-            values[ours], (kind, int)
-        ):
-            raise CheckpointError(
-                "a key of the config is not of its kind",
-                where=f"{where}: {key}",
-                got=repr(values[ours]),
-                wanted=kind.__name__,
-            )
-        values[ours] = kind(values[ours])
-    if (
-        values["num_heads"] < 1
-        or values["num_heads"] % values["num_kv_heads"]
-        or values["head_dim"] % 2
-    ):
-        heads = {key: values[key] for key in ("num_heads", "num_kv_heads", "head_dim")}
+    if unknown:
+        raise CheckpointError(
+            "the config has keys that are not known, which may change the model",
+            where=where,
+            got=unknown,
+            wanted="keys that this transformer uses or that change nothing",
+            do="remove them from config.json if they change nothing",
+        )
+
+
+def _checked_value(ours: str, value: Any, where: str) -> int | float | bool:
+    """A value of its type and range. Raises CheckpointError."""
+    kinds: dict[str, Any] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
+    kind = kinds.get(ours, int)
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
+        raise CheckpointError(
+            "a key of the config is not of its type",
+            where=where,
+            got=repr(value),
+            wanted=kind.__name__,
+        )
+    if ours not in _LARGEST:
+        return value
+    if not 0 < value <= _LARGEST[ours]:  # false for NaN too
+        raise CheckpointError(
+            "a key of the config is out of range",
+            where=where,
+            got=repr(value),
+            wanted=f"more than 0, at most {_LARGEST[ours]}",
+        )
+    return kind(value)
+
+
+def _check_heads(values: Mapping[str, Any], where: str) -> None:
+    if values["num_heads"] % values["num_kv_heads"] or values["head_dim"] % 2:
         raise CheckpointError(
             "the heads do not fit together",
             where=where,
-            got=heads,
+            got={key: values[key] for key in ("num_heads", "num_kv_heads", "head_dim")},
             wanted="whole groups of heads, an even head_dim",
         )
-    return Architecture(family=family.name, **values)
 
 
-def family_of(config: dict[str, Any], directory: Path) -> Family:
-    """The family of a config's `model_type`. Raises CheckpointError for one that is not known."""
-    by_type = {name.lower(): family for family in FAMILIES.values() for name in family.model_types}
-    family = by_type.get(str(config.get("model_type", "")).lower())
-    if config.get("model_type") in AUTOREGRESSIVE:
-        raise CheckpointError(
-            "an autoregressive model can be evaluated only",
-            where=str(directory / "config.json"),
-            got=config["model_type"],
-            do="import it with base.path and run evaluate stages alone",
-        )
-    if family is None:
-        raise CheckpointError(
-            "unknown architecture",
-            where=str(directory / "config.json"),
-            got=config.get("model_type"),
-            wanted="model_type one of " + ", ".join(sorted(by_type)),
-        )
-    return family
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    """Newer configs keep the rotary settings in a section of their own."""
-    return {**(config.get("rope_parameters") or {}), **config}
-
-
-def _values(config: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Our fields as the config gives them, with what published configs leave out."""
-    flat = _flat(config)
-    values = {
-        ours: flat[key] for ours, key in family.config_keys.items() if flat.get(key) is not None
-    }
-    heads, hidden = values.get("num_heads"), values.get("hidden_size")
-    head_dim = (
-        hidden // heads
-        if isinstance(heads, int) and isinstance(hidden, int) and heads > 0
-        else None
-    )
-    left_out = {
+def _values(flat: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Our fields as the flat config gives them, with what published configs leave out."""
+    values = {}
+    for ours, key in family.config_keys.items():
+        if flat.get(key) is not None:
+            values[ours] = flat[key]
+    heads = values.get("num_heads")
+    hidden = values.get("hidden_size")
+    head_dim = family.default_head_dim
+    if head_dim is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        head_dim = hidden // heads
+    defaults = {
         "vocab_size": flat.get("vocab_size"),  # LLaDA's embedding_size may be null
         "num_kv_heads": heads,
-        "head_dim": family.default_head_dim or head_dim,
+        "head_dim": head_dim,
         "tie_embeddings": False,
         "mask_id": -1,  # the tokenizer names it
     }
-    return {**left_out, **values}
+    return {**defaults, **values}
 
 
-def config_of(model: Policy) -> dict[str, Any]:
+def config_of(policy: Policy) -> dict[str, Any]:
     """The config the model was loaded with, where it still holds, and its shape; of a new model the
     shape alone, sorted."""
-    arch, family = model.architecture, model.family
-    dtype = str(model.dtype).removeprefix("torch.")
+    arch, family = policy.architecture, policy.family
+    dtype = str(policy.dtype).removeprefix("torch.")
     shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
     if arch.head_dim == (family.default_head_dim or arch.hidden_size // arch.num_heads):
         del shape[family.config_keys["head_dim"]]
-    published = model.published_config
+    published = policy.published_config
     if not published:
         new = {
             "model_type": family.model_types[0],
             "torch_dtype": dtype,
-            **family.config_constants,
+            "architectures": [family.classes[0]],
             **shape,
         }
         return dict(sorted(new.items()))
     config = dict(published)
-    known = _values(published, family)
+    known = _values(_flat(published, "config.json"), family)
     for ours, key in family.config_keys.items():
         if (
             key in shape

@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as TokenizerFile
 
 from tracerl.errors import CheckpointError, DataError
+from tracerl.models.directory import has_file, read_optional_json
 from tracerl.settings.models import TokenIds
 
 MASK, END = "<mask>", "<end>"
@@ -167,14 +168,13 @@ def load_tokenizer(
 
     Raises CheckpointError if a file is missing or damaged or no mask or end token can be found.
     """
+    files = {}
+    for name in _FILES:
+        if has_file(directory, name):
+            files[name] = (directory / name).read_bytes()
     file = _token_file(directory)
-    files = {
-        name: (directory / name).read_bytes() for name in _FILES if (directory / name).is_file()
-    }
-    config, generation = (
-        _json_of(files, _CONFIG, directory),
-        _json_of(files, _GENERATION, directory),
-    )
+    config = read_optional_json(directory / _CONFIG)
+    generation = read_optional_json(directory / _GENERATION)
     if replaced is not None and any(value is not None for value in replaced.model_dump().values()):
         config, generation = _with_ids(file, config, generation, replaced)
         for name, data in ((_CONFIG, config), (_GENERATION, generation)):
@@ -226,7 +226,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _token_file(directory: Path) -> TokenizerFile:
     path = directory / "tokenizer.json"
-    if not path.is_file():
+    if not has_file(directory, path.name):
         return _from_merges(directory)
     try:
         return TokenizerFile.from_file(str(path))
@@ -240,7 +240,7 @@ def _from_merges(directory: Path) -> TokenizerFile:
     """A Qwen-like byte-level BPE from vocab.json, merges.txt and the added tokens of
     tokenizer_config.json or added_tokens.json."""
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    config = _read_json(directory / _CONFIG)
+    config = read_optional_json(directory / _CONFIG)
     kind = config.get("tokenizer_class", _QWEN_LIKE[0])
     if not (vocab.is_file() and merges.is_file() and kind in _QWEN_LIKE):
         raise CheckpointError(
@@ -285,7 +285,7 @@ def _added_tokens(directory: Path, config: dict[str, Any]) -> dict[int, AddedTok
         }
     return {
         int(value): AddedToken(text, special=True)
-        for text, value in _read_json(directory / "added_tokens.json").items()
+        for text, value in read_optional_json(directory / "added_tokens.json").items()
     }
 
 
@@ -335,23 +335,3 @@ def _text(token: Any) -> str | None:
 
 def _token_id(file: TokenizerFile, name: str | None) -> int | None:
     return file.token_to_id(name) if name else None
-
-
-def _json_of(files: dict[str, bytes], name: str, directory: Path) -> dict[str, Any]:
-    return _read_json(directory / name) if name in files else {}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(
-            "a file of the tokenizer is not JSON", where=str(path), got=error, do="copy it again"
-        ) from error
-    if not isinstance(data, dict):
-        raise CheckpointError(
-            "a file of the tokenizer is not a JSON object", where=str(path), got=type(data).__name__
-        )
-    return data
