@@ -23,10 +23,12 @@ from tracerl.errors import DataError
 from tracerl.rewards.verify.final import final_part
 from tracerl.rewards.verify.sandbox import (
     CPU_LIMIT_STATUS,
+    Examiner,
     GuestEndedError,
     Sandbox,
     SandboxError,
     SandboxPool,
+    Use,
 )
 
 _MAX_PROGRAM = 200_000
@@ -108,18 +110,20 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
     """
     if len(program) > _MAX_PROGRAM or "\x00" in program:
         return ["error"] * len(tests.tests)
-    runner: Callable[[SandboxPool, str, CodeTests, list[Any]], list[str]] = {
+    runner: Callable[[SandboxPool, str, CodeTests, list[Any], Use], list[str]] = {
         "assert": _asserts,
         "call": _calls,
         "stdin": _scripts,
     }[tests.style]
     verdicts: list[str] = []
-    deaths, broken = 0, False
+    deaths, broken, use = 0, False, Use()
     while len(verdicts) < len(tests.tests):
         if deaths == _MAX_DEATHS:
             return [*verdicts, *["skipped"] * (len(tests.tests) - len(verdicts))]
+        if use.is_over(pool.limits):
+            return [*verdicts, *["timeout"] * (len(tests.tests) - len(verdicts))]
         try:
-            done = runner(pool, program, tests, tests.tests[len(verdicts) :])
+            done = runner(pool, program, tests, tests.tests[len(verdicts) :], use)
         except SandboxError:
             if broken:
                 raise
@@ -132,48 +136,60 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
     return verdicts
 
 
-def _asserts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any]) -> list[str]:
+def _asserts(
+    pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any], use: Use
+) -> list[str]:
     """Verdicts up to and including the first test in which the solution dies or runs out of time."""
-    verdicts: list[str] = []
-    examiner = {
-        "role": "tests",
-        "tests": remaining,
-        "setup": tests.setup,
-        "provides": list(tests.provides),
-    }
-    with pool.sandbox({"role": "solution", "program": program}, tests.cpu_seconds) as solution:
+    wall = pool.limits.wall_seconds
+    job = {"role": "solution", "program": program}
+    with pool.sandbox(job, tests.cpu_seconds, use) as solution:
         if (problem := _load(solution)) is not None:
             return [problem] * len(remaining)
-        with pool.sandbox(examiner) as examining:
-            for _ in range(_MAX_CALLS):
-                try:
-                    message = examining.receive(pool.limits.wall_seconds)
-                except (
-                    GuestEndedError
-                ) as error:  # a value of the solution's that the test cannot digest
-                    return [*verdicts, error.reason]
-                if "done" in message:
-                    return verdicts
-                if "test" in message:
-                    verdicts.append(message["verdict"].partition(":")[0])
-                    if tests.reward == "all" and verdicts[-1] != "passed":
-                        return verdicts
-                    continue
-                try:
-                    solution.send(message, pool.limits.wall_seconds)
-                    examining.send_raw(
-                        solution.receive_raw(pool.limits.wall_seconds), pool.limits.wall_seconds
-                    )
-                except GuestEndedError as error:
-                    return [*verdicts, error.reason]
+        examination = {
+            "tests": remaining,
+            "setup": tests.setup,
+            "provides": list(tests.provides),
+            "stop_at_failure": tests.reward == "all",
+        }
+        with pool.examiner() as examiner:
+            examiner.send(examination, wall)
+            return _examined(solution, examiner, wall)
+
+
+def _examined(solution: Sandbox, examiner: Examiner, wall: float) -> list[str]:
+    """Carries requests and replies between the two until the examiner has a verdict on every test,
+    or one of them ends."""
+    verdicts: list[str] = []
+    for _ in range(_MAX_CALLS):
+        try:
+            message = examiner.receive(wall)
+        except GuestEndedError as error:  # over a value of the solution that it cannot digest
+            return [*verdicts, error.reason]
+        if "done" in message:
+            examiner.wait_until_idle(wall)
+            return verdicts or ["ended"]
+        if "ended" in message:
+            return [*verdicts, "timeout" if message["ended"] in CPU_LIMIT_STATUS else "ended"]
+        if "test" in message:
+            verdicts.append(message["verdict"].partition(":")[0])
+            continue
+        try:
+            solution.send(message, wall)
+            examiner.send_raw(solution.receive_raw(wall), wall)
+        except GuestEndedError as error:
+            examiner.abandon(wall)
+            return [*verdicts, error.reason]
     return [*verdicts, "timeout"]
 
 
-def _calls(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any]) -> list[str]:
+def _calls(
+    pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any], use: Use
+) -> list[str]:
     """Verdicts up to and including the first call in which the solution dies or runs out of time."""
     verdicts: list[str] = []
     wall = pool.limits.wall_seconds
-    with pool.sandbox({"role": "solution", "program": program}, tests.cpu_seconds) as solution:
+    job = {"role": "solution", "program": program}
+    with pool.sandbox(job, tests.cpu_seconds, use) as solution:
         if (problem := _load(solution)) is not None:
             return [problem] * len(remaining)
         for test in remaining:
@@ -202,13 +218,14 @@ def _calls(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[An
     return verdicts
 
 
-def _scripts(pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any]) -> list[str]:
+def _scripts(
+    pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any], use: Use
+) -> list[str]:
     """The verdict on the first remaining test: every one has a sandbox of its own."""
     test = remaining[0]
     try:
-        with pool.sandbox(
-            {"role": "script", "program": program, "stdin": test["input"]}, tests.cpu_seconds
-        ) as script:
+        job = {"role": "script", "program": program, "stdin": test["input"]}
+        with pool.sandbox(job, tests.cpu_seconds, use) as script:
             output, status = script.output(pool.limits.wall_seconds)
     except GuestEndedError as error:
         return [error.reason]
@@ -265,7 +282,7 @@ def same_value(expected: Any, given: Any, tolerance: float | None, depth: int = 
                 same_value(a, b, tolerance, depth + 1)
                 for a, b in zip(_ordered(inner), _ordered(found), strict=True)
             )
-        return tag == other and tag != "handle" and inner == found
+        return tag == other and tag not in ("handle", "callback") and inner == found
     return type(expected) is type(given) and expected == given
 
 

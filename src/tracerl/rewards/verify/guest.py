@@ -1,36 +1,78 @@
 """What runs inside a sandbox. It is sent in as text, imports the standard library only, and knows
-neither tests nor expected values.
+neither tests nor expected values unless its role is to run them.
 
 One frame is four bytes of length and that many bytes of JSON. After the interpreter is up the guest
-says {"ready": true} and waits. Roles:
+says {"ready": true} and waits for a job. Roles:
 
-* solution: runs the model's program, then answers calls {"call": name, "args": [...]} with
-{"value": ...} or {"error": ...}.
+* solution: runs the model's program, then answers requests ({"call": name, "args": [...]}, or
+  {"op": name, ...} for what the tests do with its objects) with {"value": ...} or {"error": ...}.
 * script: runs the program with the given standard input; its standard output goes to the trusted
-side as it is.
-* tests: runs a benchmark's test program, in which the names the solution must provide are proxies
-that send literals out and get literals
-  back; reports one verdict per test. It never holds the solution's program.
+  side as it is.
+* examiner: runs benchmarks' test programs, one after the other, each in a fork of this process. The
+  names that a solution must provide are references: what a test does with them is sent out as a
+  request, and a value comes back. It never holds a solution's program.
 
 Values travel as `encode` writes them: JSON with a tag for whatever JSON lacks. An object of any
-other type stays where it is and travels as a handle, which compares equal to nothing but itself.
+other type stays where it is and travels as a handle; a function of the tests travels as a callback.
 """
 
 import sys
 
 HANDLE = "handle"
+CALLBACK = "callback"
+MAX_DEPTH = 50  # of a value
+MAX_ITEMS = 100_000  # of an iterator, which is read to its end when it is sent
+MAX_TEXT = 10_000  # characters of an exception's message
+ITERATORS = [
+    "dict_keys",
+    "dict_values",
+    "dict_items",
+    "map",
+    "filter",
+    "zip",
+    "generator",
+    "list_iterator",
+    "enumerate",
+    "reversed",
+    "tuple_iterator",
+    "set_iterator",
+    "chain",
+    "permutations",
+    "combinations",
+    "islice",
+]
+# Classes whose values travel by what rebuilds them: (module, name) -> the value's parts.
+STANDARD = {
+    ("fractions", "Fraction"): lambda value: [encode(value.numerator), encode(value.denominator)],
+    ("decimal", "Decimal"): lambda value: [str(value)],
+    ("datetime", "date"): lambda value: [value.year, value.month, value.day],
+    ("datetime", "datetime"): lambda value: [value.isoformat()],
+    ("datetime", "time"): lambda value: [value.isoformat()],
+    ("datetime", "timedelta"): lambda value: [value.days, value.seconds, value.microseconds],
+}
+FROM_TEXT = ("datetime", "time")
+ROLE = ""
+PROGRAM: dict = {}
+HANDLES: list = []  # the solution's objects, by number
+NUMBERS: dict = {}  # id of such an object -> its number
+REFERENCES: dict = {}  # in the tests: number -> the object that stands for it
+CALLBACKS: list = []  # functions of the tests that the solution may call, by number
+EXCEPTIONS: dict = {}  # in the tests: name of an exception class of the solution -> its stand-in
+REQUEST: list = []  # in the tests and in the solution: asks the other side
 
 
 def encode(value: object, depth: int = 0) -> object:
-    """A value as JSON data. Types are decided by the real type, so a class that claims to be equal
-    to everything is sent as a handle."""
-    import collections
+    """A value as JSON data. Types are decided by the real type, so that an object that claims to
+    equal everything is sent as a handle.
+
+    Raises ValueError for a value that is nested too deeply, TypeError for an object of the tests
+    that cannot be sent.
+    """
     import math
 
-    if depth > 50:
+    if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
     kind = type(value)
-    deeper = depth + 1
     if value is None or kind is bool or kind is str:
         return value
     if kind is int:
@@ -38,67 +80,115 @@ def encode(value: object, depth: int = 0) -> object:
     if kind is float:
         return {"float": value.hex() if math.isfinite(value) else repr(value)}
     if kind is list:
-        return [encode(item, deeper) for item in value]
+        return [encode(item, depth + 1) for item in value]
+    for form in (container_data, standard_data, reference_data, derived_data):
+        data = form(value, kind, depth + 1)
+        if data is not None:
+            return data
+    return object_data(value)
+
+
+def container_data(value, kind, depth):
+    """Data of bytes, a complex number, a range or one of Python's own containers, else None."""
+    import collections
+
     if kind is complex:
         return {"complex": [encode(value.real), encode(value.imag)]}
     if kind in (bytes, bytearray):
         return {kind.__name__: value.hex()}
-    if kind in (tuple, set, frozenset):
-        return {kind.__name__: [encode(item, deeper) for item in value]}
+    if kind in (tuple, set, frozenset, collections.deque):
+        return {kind.__name__: [encode(item, depth) for item in value]}
     if kind in (dict, collections.OrderedDict, collections.Counter, collections.defaultdict):
-        return {
-            kind.__name__: [[encode(k, deeper), encode(v, deeper)] for k, v in dict.items(value)]
-        }
-    if kind is collections.deque:
-        return {"deque": [encode(item, deeper) for item in value]}
+        pairs = [[encode(key, depth), encode(item, depth)] for key, item in dict.items(value)]
+        return {kind.__name__: pairs}
     if kind is range:
         return {"range": [value.start, value.stop, value.step]}
-    if kind is Opaque:
-        return {HANDLE: value._number}
-    if kind is Provided:
-        return {"name": value.provided_name}
-    if kind is type and value in TYPES.values():
-        return {"type": value.__name__}
+    return None
+
+
+def standard_data(value, kind, depth):
+    """Data of a value of the standard library's classes in `STANDARD`, else None."""
+    parts = STANDARD.get((kind.__module__, kind.__qualname__))
+    module = sys.modules.get(kind.__module__)
+    if parts is None or getattr(module, kind.__qualname__, None) is not kind:
+        return None
+    return {kind.__qualname__: parts(value)}
+
+
+def reference_data(value, kind, depth):
+    """Data of what belongs to the other side, or that both sides know by name, else None."""
+    import builtins
+
+    if kind is Reference:
+        return {HANDLE: object.__getattribute__(value, "_number")}
+    if kind is Callback:
+        return {CALLBACK: value._number}
+    if isinstance(value, type):
+        if EXCEPTIONS.get(value.__name__) is value:
+            return {HANDLE: value._number}
+        if shared_class(value.__name__) is value:
+            return {"type": value.__name__}
+    name = getattr(value, "__name__", None)
+    if kind is type(len) and ROLE == "tests" and getattr(builtins, str(name), None) is value:
+        return {"builtin": name}
+    return None
+
+
+def derived_data(value, kind, depth):
+    """Data of a named tuple, of a number or text of a class of its own, or of an iterator."""
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return {"tuple": [encode(item, deeper) for item in tuple.__iter__(value)]}
+        return {"tuple": [encode(item, depth) for item in tuple.__iter__(value)]}
     for base in (bool, int, float, str):
         if isinstance(value, base) and kind.__module__ != "builtins":
-            return encode(
-                base.__new__(base, value) if base is not str else str.__str__(value), deeper
-            )
-    if kind.__name__ in (
-        "dict_keys",
-        "dict_values",
-        "dict_items",
-        "map",
-        "filter",
-        "zip",
-        "generator",
-        "list_iterator",
-        "enumerate",
-        "reversed",
-        "tuple_iterator",
-        "set_iterator",
-        "chain",
-        "permutations",
-        "combinations",
-        "islice",
-    ):
-        return {"iterator": [encode(item, deeper) for _, item in zip(range(100_000), value)]}  # noqa: B905
-    HANDLES.append(value)
-    return {HANDLE: len(HANDLES) - 1}
+            plain = str.__str__(value) if base is str else base.__new__(base, value)
+            return encode(plain, depth)
+    if kind.__name__ in ITERATORS:
+        items = zip(range(MAX_ITEMS), value)  # noqa: B905 (`strict` would read one item more)
+        return {"iterator": [encode(item, depth) for _, item in items]}
+    return None
+
+
+def object_data(value):
+    """Data of an object that stays on this side."""
+    if ROLE == "tests":
+        if not callable(value) or isinstance(value, type):
+            raise TypeError(f"an object of the tests cannot be sent: {type(value).__name__}")
+        CALLBACKS.append(value)
+        return {CALLBACK: len(CALLBACKS) - 1}
+    if id(value) not in NUMBERS:
+        NUMBERS[id(value)] = len(HANDLES)
+        HANDLES.append(value)
+    return {HANDLE: NUMBERS[id(value)]}
 
 
 def decode(data: object) -> object:
-    """The value of `encode`'s data. In the tests' role a handle is an opaque object; in the
-    solution's it is the object itself."""
-    import collections
-
+    """The value of `encode`'s data. In the tests a handle is a reference; in the solution it is the
+    object itself."""
     if isinstance(data, list):
         return [decode(item) for item in data]
     if not isinstance(data, dict):
         return data
     ((tag, inner),) = data.items()
+    if tag == HANDLE:
+        return object_of(inner)
+    if tag == CALLBACK:
+        return CALLBACKS[inner] if ROLE == "tests" else Callback(inner)
+    if tag == "type":
+        return shared_class(inner)
+    if tag == "builtin" and ROLE == "solution":
+        import builtins
+
+        return getattr(builtins, inner)
+    for (module, name), _ in STANDARD.items():
+        if tag == name:
+            return standard_value(module, name, inner)
+    return plain_value(tag, inner)
+
+
+def plain_value(tag, inner):
+    """A number, text or container of Python's own."""
+    import collections
+
     if tag == "int":
         return int(inner, 16)
     if tag == "float":
@@ -107,228 +197,592 @@ def decode(data: object) -> object:
         return complex(decode(inner[0]), decode(inner[1]))
     if tag in ("bytes", "bytearray"):
         return (bytes if tag == "bytes" else bytearray).fromhex(inner)
-    if tag in ("dict", "OrderedDict", "Counter", "defaultdict"):
-        pairs = {decode(key): decode(value) for key, value in inner}
-        kinds = {
-            "dict": dict,
-            "OrderedDict": collections.OrderedDict,
-            "Counter": collections.Counter,
-        }
-        return kinds[tag](pairs) if tag in kinds else collections.defaultdict(None, pairs)
     if tag == "iterator":
         return iter([decode(item) for item in inner])
     if tag == "range":
         return range(*inner)
-    if tag == "name":
-        return PROGRAM[inner]
-    if tag == "type":
-        return TYPES[inner]
-    if tag == HANDLE:
-        return HANDLES[inner] if ROLE == "solution" else OPAQUE.setdefault(inner, Opaque(inner))
+    if tag == "defaultdict":
+        return collections.defaultdict(None, plain_value("dict", inner))
+    if tag in ("dict", "OrderedDict", "Counter"):
+        pairs = {decode(key): decode(item) for key, item in inner}
+        return pairs if tag == "dict" else getattr(collections, tag)(pairs)
     kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
     return kinds[tag](decode(item) for item in inner)
 
 
-class Opaque:
-    """An object that stayed in the solution's process. The tests can pass it on, read and set its
-    attributes."""
+def standard_value(module, name, parts):
+    import importlib
+
+    kind = getattr(importlib.import_module(module), name)
+    values = [decode(part) for part in parts]
+    return kind.fromisoformat(values[0]) if name in FROM_TEXT else kind(*values)
+
+
+def shared_class(name):
+    """A class of Python's own that both sides know by this name, else None."""
+    import builtins
+
+    kind = getattr(builtins, str(name), None)
+    plain = (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, bytearray, complex)
+    known = isinstance(kind, type) and (kind in plain or issubclass(kind, Exception))
+    return kind if known else None
+
+
+def object_of(number):
+    """What a handle stands for on this side."""
+    if ROLE == "solution":
+        return HANDLES[number]
+    for kind in EXCEPTIONS.values():
+        if kind._number == number:
+            return kind
+    if number not in REFERENCES:
+        REFERENCES[number] = Reference(number)
+    return REFERENCES[number]
+
+
+def ask(op, *arguments, **keywords):
+    """What the solution makes of an operation on one of its objects."""
+    return REQUEST[0]({"op": op}, arguments, keywords)
+
+
+def asking(op):
+    """A special method of a reference that asks the solution."""
+
+    def method(self, *arguments):
+        return ask(op, self, *arguments)
+
+    return method
+
+
+def asking_pair(op):
+    """A special method of two operands that asks the solution only if both are its own objects: it
+    must not decide how its object compares with a value of the tests."""
+
+    def method(self, other):
+        return ask(op, self, other) if type(other) is Reference else NotImplemented
+
+    return method
+
+
+class Reference:
+    """An object that stayed in the solution's process, as the tests see it. They can call it, pass
+    it back, read and set its attributes, index, measure and iterate it. Two of them are compared
+    and added by the solution; with a value of the tests none is equal."""
 
     def __init__(self, number):
         object.__setattr__(self, "_number", number)
 
     def __getattr__(self, name):
-        if name.startswith("__"):
+        if name.startswith("__") and name not in ("__name__", "__doc__", "__qualname__"):
             raise AttributeError(name)
-        return CALL[0]("getattr", (self, name), {})
+        return ask("getattr", self, name)
 
     def __setattr__(self, name, value):
-        CALL[0]("setattr", (self, name, value), {})
+        ask("setattr", self, name, value)
 
-
-class Provided:
-    """A name of the solution's, as the tests see it: it can be called, and passed back as an
-    argument."""
-
-    def __init__(self, name, call):
-        self.provided_name, self.provided_call = name, call
+    def __delattr__(self, name):
+        ask("delattr", self, name)
 
     def __call__(self, *arguments, **keywords):
-        return self.provided_call(self.provided_name, arguments, keywords)
+        return ask("call", self, *arguments, **keywords)
+
+    def __exit__(self, kind, error, trace):
+        return ask("exit", self)
+
+    def __instancecheck__(self, item):
+        return type(item) is Reference and ask("isinstance", item, self)
+
+    def __subclasscheck__(self, kind):
+        return type(kind) is Reference and ask("issubclass", kind, self)
+
+    def __format__(self, form):
+        return format(str(self), form)
 
 
-TYPES = {
-    kind.__name__: kind
-    for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex)
-}
-ROLE = ""
-PROGRAM: dict = {}
-CALL: list = []
-HANDLES: list = []
-OPAQUE: dict = {}
+ASKED = "len getitem setitem delitem iter next bool str repr hash enter int float index"
+ASKED_OF_PAIRS = "eq ne lt le gt ge add sub mul truediv floordiv mod and or xor matmul"
 
 
-def main(uid, packages):
-    """Prepares everything that costs time, then waits for a job. Standard input and output become
-    the private channel.
+def operations():
+    """What the tests may ask of the solution's objects, by name."""
+    import operator
 
-    packages: folders of installed packages, for trusted programs that handle untrusted text; a
-    model's program sees none.
-    """
-    import builtins
-    import collections  # noqa: F401  (imported now, while no clock runs)
-    import json
-    import math
-    import os
-    import resource
-    import struct
+    named = {name.strip("_"): getattr(operator, name) for name in operator.__all__}
+    named.update({"and": operator.and_, "or": operator.or_, "index": operator.index})
+    for function in (len, iter, next, bool, str, repr, hash, int, float, isinstance, issubclass):
+        named[function.__name__] = function
+    named.update(getattr=getattr, setattr=setattr, delattr=delattr)
+    named["call"] = lambda function, *arguments, **keywords: function(*arguments, **keywords)
+    named["enter"] = lambda item: item.__enter__()
+    named["exit"] = lambda item: item.__exit__(None, None, None)
+    return named
 
-    reading, writing, nowhere = os.dup(0), os.dup(1), os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(nowhere, fd)
-    os.close(nowhere)
 
-    def send(message):
+for op in ASKED.split():
+    setattr(Reference, f"__{op}__", asking(op))
+for op in ASKED_OF_PAIRS.split():
+    setattr(Reference, f"__{op}__", asking_pair(op))
+
+
+class Callback:
+    """A function of the tests, as the solution sees it."""
+
+    def __init__(self, number):
+        self._number = number
+
+    def __call__(self, *arguments, **keywords):
+        return REQUEST[0]({CALLBACK: self._number}, arguments, keywords)
+
+
+class Channel:
+    """Frames on standard input and output, which the program itself no longer sees."""
+
+    def __init__(self):
+        import os
+
+        self.reading, self.writing = os.dup(0), os.dup(1)
+        nowhere = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nowhere, fd)
+        os.close(nowhere)
+
+    def send(self, message):
+        import json
+        import os
+        import struct
+
         data = json.dumps(message).encode()
         data = struct.pack("<I", len(data)) + data
         while data:
-            data = data[os.write(writing, data) :]
+            data = data[os.write(self.writing, data) :]
 
-    def exactly(size):
+    def receive(self):
+        import json
+        import struct
+
+        return json.loads(self.exactly(struct.unpack("<I", self.exactly(4))[0]))
+
+    def exactly(self, size):
+        import os
+
         parts = []
         while size:
-            part = os.read(reading, min(size, 1 << 16))
+            part = os.read(self.reading, min(size, 1 << 16))
             if not part:
                 os._exit(0)
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-    def receive():
-        return json.loads(exactly(struct.unpack("<I", exactly(4))[0]))
 
+def main(uid, packages):
+    """Prepares everything that costs time, then waits for a job.
+
+    packages: folders of installed packages, for trusted programs that handle untrusted text; a
+    model's program sees none.
+    """
+    import builtins
+    import collections  # noqa: F401  (imported now, while no clock runs)
+    import os
+
+    channel = Channel()
     if uid is not None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     sys.path.extend(packages)
-    send({"ready": True})
-    job = receive()
-    limits = job["limits"]
+    builtins.exit = builtins.quit = leave  # `site`, which makes them, is not imported
+    channel.send({"ready": True})
+    job = channel.receive()
+    if job["role"] == "examiner":
+        examiner(job, channel)
+        return
+    set_limits(job["limits"])
+    globals()["ROLE"] = job["role"]
+    if job["role"] == "script":
+        script(job, channel)
+    else:
+        solution(job, channel)
+
+
+def leave(code=None):
+    raise SystemExit(code)
+
+
+def set_limits(limits):
+    """Limits of this process and of those that it starts. The soft limit on CPU time is below the
+    hard one, so that a program that uses it up ends by SIGXCPU, which says why."""
+    import math
+    import resource
+
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu = int(used.ru_utime + used.ru_stime) + math.ceil(limits["cpu_seconds"])
-    for name, value in (
-        ("CPU", cpu),
-        ("AS", limits["memory"]),
-        ("NPROC", limits["processes"]),
-        ("FSIZE", limits["file_size"]),
-        ("NOFILE", limits["files"]),
-        ("CORE", 0),
-        ("STACK", 64 << 20),
+    for name, soft, above in (
+        ("CPU", cpu, 1),
+        ("AS", limits["memory"], 0),
+        ("NPROC", limits["processes"], 0),
+        ("FSIZE", limits["file_size"], 0),
+        ("NOFILE", limits["files"], 0),
+        ("CORE", 0, 0),
+        ("STACK", 64 << 20, 0),
+        ("MSGQUEUE", 0, 0),
+        ("MEMLOCK", 1 << 20, 0),
     ):
         number = getattr(resource, "RLIMIT_" + name)
         hard = resource.getrlimit(number)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (value, value))
+        if hard != resource.RLIM_INFINITY:
+            soft, above = min(soft, hard), min(above, hard - min(soft, hard))
+        resource.setrlimit(number, (soft, soft + above))
     sys.setrecursionlimit(10_000)
     sys.set_int_max_str_digits(0)
-    globals()["ROLE"] = job["role"]
-    if job["role"] == "script":
-        script(job, os, reading, writing)
-    elif job["role"] == "solution":
-        solution(job, send, receive)
-    else:
-        tests(job, send, receive, builtins)
 
 
-def script(job, os, reading, writing):
+def program_module(name):
+    """A module in which a program runs: what pickles, dataclasses and processes look up by name."""
+    import types
+
+    module = types.ModuleType(name)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules[name] = module
+    return module.__dict__
+
+
+def script(job, channel):
     """The program as a whole: standard input from a file, standard output to the trusted side."""
+    import os
+
     with open("stdin.txt", "w", encoding="utf-8", errors="surrogatepass", newline="") as file:
         file.write(job["stdin"])
     source = os.open("stdin.txt", os.O_RDONLY)
     os.dup2(source, 0)
-    os.dup2(writing, 1)
+    os.dup2(channel.writing, 1)
     os.set_inheritable(1, True)
-    for fd in (reading, writing, source):
+    for fd in (channel.reading, channel.writing, source):
         os.close(fd)
-    program = {"__name__": "__main__", "__builtins__": __builtins__}
+    code = 0
     try:
-        exec(compile(job["program"], "solution.py", "exec"), program)
+        exec(compile(job["program"], "solution.py", "exec"), program_module("__main__"))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
         code = 1
-    else:
-        code = 0
+    os._exit((finish() or code) & 0xFF)
+
+
+def finish():
+    """What Python does before it ends: threads are waited for, exit functions run, output is
+    written. 1 if that fails, else 0."""
+    import atexit
+
     try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException:
-        code = 1
-    os._exit(code & 0xFF)
+        return 1
+    return 0
 
 
-def solution(job, send, receive):
-    """Defines the model's program and answers calls until nobody asks any more."""
-    program = PROGRAM
-    program.update({"__name__": "solution", "__builtins__": __builtins__})
+def solution(job, channel):
+    """Defines the model's program and answers requests until nobody asks any more."""
+    globals()["PROGRAM"] = program_module("solution")
     try:
-        exec(compile(job["program"], "solution.py", "exec"), program)
-        send({"loaded": True})
+        exec(compile(job["program"], "solution.py", "exec"), PROGRAM)
+        channel.send({"loaded": True})
     except BaseException as error:
-        send({"error": type(error).__name__})
+        channel.send({"error": type(error).__name__})
         return
+    known = operations()
+
+    def call_back(request, arguments, keywords):
+        channel.send(with_arguments(request, arguments, keywords))
+        while "returned" not in (reply := channel.receive()):
+            if "raised" in reply:
+                raise (shared_class(reply["raised"]) or RuntimeError)(*decode(reply["args"]))
+            channel.send(answer(reply, known))
+        return decode(reply["returned"])
+
+    REQUEST.append(call_back)
     while True:
-        call = receive()
+        channel.send(answer(channel.receive(), known))
+
+
+def with_arguments(request, arguments, keywords):
+    named = {name: encode(item) for name, item in keywords.items()}
+    return {**request, "args": [encode(item) for item in arguments], "kwargs": named}
+
+
+def answer(request, known):
+    """The reply to one request."""
+    try:
+        if "describe" in request:
+            names = [name for name in request["describe"] if name in PROGRAM]
+            return {"described": {name: description(PROGRAM[name]) for name in names}}
+        arguments = [decode(item) for item in request["args"]]
+        keywords = {name: decode(item) for name, item in request.get("kwargs", {}).items()}
+        value = requested(request, known)(*arguments, **keywords)
+        reply = {"value": encode(value)}
+        if value is None and request.get("op") == "call":
+            reply.update(changes(request, arguments))
+        return reply
+    except BaseException as error:
+        return {"error": type(error).__name__, **exception_data(error)}
+
+
+def requested(request, known):
+    """The function that a request names."""
+    if "op" in request:
+        return known[request["op"]]
+    first, *names = request["call"].split(".")
+    value = PROGRAM[first]
+    if request.get("new"):
+        value = value()
+    for name in names:
+        value = getattr(value, name)
+    return value
+
+
+def description(value):
+    """What the tests must know about a name of the program: its value, or that it is a function or
+    class, and which exceptions an exception class derives from. {} if it cannot be sent."""
+    if not callable(value):
         try:
-            names = call["call"].split(".")
-            value = (
-                program[names[0]]
-                if names[0] in program
-                else {"setattr": setattr, "getattr": getattr}[names[0]]
-            )
-            value = value() if call.get("new") else value
-            for name in names[1:]:
-                value = getattr(value, name)
-            arguments = [decode(item) for item in call["args"]]
-            keywords = {key: decode(item) for key, item in call.get("kwargs", {}).items()}
-            reply = {"value": encode(value(*arguments, **keywords))}
-        except BaseException as error:
-            reply = {"error": type(error).__name__}
-        send(reply)
+            return {"value": encode(value)}
+        except Exception:
+            return {}
+    number = object_data(value)[HANDLE]
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return {HANDLE: number, "bases": [kind.__name__ for kind in value.__mro__]}
+    return {HANDLE: number}
 
 
-def tests(job, send, receive, builtins):
-    """Runs the benchmark's own tests against proxies. A test is a program; its verdict is whether
+def changes(request, arguments):
+    """Arguments that a function without result changed in place, by position.
+
+    Only such a function's: the result of another could be compared with the argument that it has
+    just emptied.
+    """
+    changed = {}
+    for place, (before, after) in enumerate(zip(request["args"], arguments, strict=True)):
+        if type(after) in (list, dict, set, bytearray):
+            data = encode(after)
+            if data != before:
+                changed[str(place)] = data
+    return {"changes": changed} if changed else {}
+
+
+def exception_data(error):
+    """What the tests may look at of an exception: its classes, arguments, attributes and message,
+    as far as they can be sent."""
+    data: dict = {"bases": [kind.__name__ for kind in type(error).__mro__]}
+    for name, read in (
+        ("args", lambda: [encode(item) for item in error.args]),
+        ("attributes", lambda: {key: encode(item) for key, item in vars(error).items()}),
+        ("text", lambda: str(error)),
+    ):
+        try:
+            value = read()
+            if len(str(value)) <= MAX_TEXT:
+                data[name] = value
+        except BaseException:
+            continue
+    return data
+
+
+def examiner(job, channel):
+    """Runs each job's tests in a fork of this process, which has the modules that tests import.
+
+    After a job everything that the fork left is removed: processes, and files in the two writable
+    folders. The frame {"ended": status} is sent only then. Where this process is not alone in a
+    sandbox (`job["isolated"]`) it removes nothing and ends after one job.
+    """
+    import contextlib
+    import os
+    import signal
+
+    preload()
+    while True:
+        task = channel.receive()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                set_limits(job["limits"])
+                run_tests(task, channel)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if job["isolated"] and os.uname().nodename == "sandbox" and os.getppid() == 1:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # whatever this process may signal, itself excluded
+            empty_folders()
+            channel.send({"ended": status})
+        else:
+            channel.send({"ended": status})
+            return
+
+
+def preload():
+    import importlib
+
+    for name in [
+        "ast",
+        "bisect",
+        "collections",
+        "copy",
+        "datetime",
+        "decimal",
+        "fractions",
+        "functools",
+        "heapq",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "os",
+        "random",
+        "re",
+        "string",
+        "time",
+        "types",
+        "typing",
+    ]:
+        importlib.import_module(name)
+
+
+def empty_folders():
+    import os
+    import shutil
+
+    for folder in ("/tmp", "/dev/shm"):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
+
+
+def run_tests(job, channel):
+    """Runs a benchmark's own tests against references. A test is a program; its verdict is whether
     it ends without an exception."""
-    import ast
+    import random
 
-    def call(name, arguments, keywords):
-        send(
-            {
-                "call": name,
-                "args": [encode(a) for a in arguments],
-                "kwargs": {k: encode(v) for k, v in keywords.items()},
-            }
-        )
-        reply = receive()
-        if "error" in reply:
-            kind = getattr(builtins, str(reply["error"]), None)
-            raise (
-                kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError
-            )("in the solution")
-        return decode(reply["value"])
-
-    CALL.append(call)
-    provided = {name: Provided(name, call) for name in job["provides"]}
+    globals()["ROLE"] = "tests"
+    random.seed()  # the state that a fork inherits is the same for all
+    REQUEST.append(lambda *request: request_value(channel, *request))
+    channel.send({"describe": job["provides"]})
+    described = reply_of(channel)["described"]
+    for name, data in sorted(described.items(), key=lambda item: len(item[1].get("bases", ()))):
+        if "bases" in data:
+            EXCEPTIONS[name] = exception_class(name, data)
+    setup = compile(job["setup"], "setup.py", "exec")
     for number, text in enumerate(job["tests"]):
-        world = {"__name__": "tests", "__builtins__": __builtins__, **provided}
-        try:
-            exec(compile(job["setup"], "setup.py", "exec"), world)
-            world.update(provided)  # the setup may hold a stub of the same name
-            exec(compile(ast.parse(text), "test.py", "exec"), world)
-            verdict = "passed"
-        except AssertionError:
-            verdict = "failed"
-        except BaseException as error:
-            verdict = "error:" + type(error).__name__
-        send({"test": number, "verdict": verdict})
-    send({"done": True})
+        verdict = verdict_on(setup, text, described)
+        channel.send({"test": number, "verdict": verdict})
+        if verdict != "passed" and job["stop_at_failure"]:
+            break
+    channel.send({"done": True})
+
+
+def verdict_on(setup, text, described):
+    world = {"__name__": "tests", "__builtins__": __builtins__}
+    try:
+        exec(setup, world)
+        for name, data in described.items():  # the setup may hold a stub of the same name
+            if data:
+                world[name] = decode(data["value"]) if "value" in data else object_of(data[HANDLE])
+        exec(compile(text, "test.py", "exec"), world)
+    except AssertionError:
+        return "failed"
+    except BaseException as error:
+        return "error:" + type(error).__name__
+    return "passed"
+
+
+def reply_of(channel):
+    """The next frame of the solution. Ends this process if the trusted side says that there will be
+    none."""
+    import os
+
+    reply = channel.receive()
+    if "abandoned" in reply:
+        os._exit(0)
+    return reply
+
+
+def request_value(channel, request, arguments, keywords):
+    """Asks the solution, and answers what it asks of the tests' functions meanwhile."""
+    channel.send(with_arguments(request, arguments, keywords))
+    while True:
+        reply = reply_of(channel)
+        if CALLBACK not in reply:
+            break
+        channel.send(call_back_reply(reply))
+    if "error" in reply:
+        raise solution_error(reply, request.get("op") == "next")
+    for place, data in reply.get("changes", {}).items():
+        change(arguments[int(place)], decode(data))
+    return decode(reply["value"])
+
+
+def call_back_reply(request):
+    try:
+        arguments = [decode(item) for item in request["args"]]
+        keywords = {name: decode(item) for name, item in request["kwargs"].items()}
+        return {"returned": encode(CALLBACKS[request[CALLBACK]](*arguments, **keywords))}
+    except Exception as error:
+        return {"raised": type(error).__name__, "args": exception_data(error).get("args", [])}
+
+
+def change(old, new):
+    """Makes a container equal to another, keeping the containers inside that are lists in both."""
+    if type(old) is not type(new):
+        raise TypeError("an argument changed its type")
+    if isinstance(old, list):
+        pairs = zip(old, new)  # noqa: B905 (what follows the shorter one is replaced)
+        both = [type(first) is list and type(second) is list for first, second in pairs]
+        for place, is_pair in enumerate(both):
+            if is_pair:
+                change(old[place], new[place])
+                new[place] = old[place]
+        old[:] = new
+    elif isinstance(old, bytearray):
+        old[:] = new
+    else:
+        old.clear()
+        old.update(new)
+
+
+def known_exception(names):
+    """The first of these classes that the tests know: a stand-in or one of Python's own."""
+    for name in names:
+        kind = EXCEPTIONS.get(name) or shared_class(name)
+        if kind is not None and issubclass(kind, Exception):
+            return kind
+    return RuntimeError
+
+
+def exception_class(name, data):
+    """The tests' stand-in for an exception class of the solution."""
+
+    def text(self):
+        return self.__dict__.get("_text") or base.__str__(self)
+
+    base = known_exception(data["bases"][1:])
+    return type(name, (base,), {"__str__": text, "_number": data[HANDLE]})
+
+
+def solution_error(reply, may_end):
+    """The exception that the solution raised, as the tests see it.
+
+    One that Python's own loops take for an end (StopIteration) becomes a RuntimeError, unless the
+    solution's object was asked for its next item (`may_end`).
+    """
+    kind = known_exception(reply.get("bases", ()))
+    if issubclass(kind, StopIteration | StopAsyncIteration) and not may_end:
+        kind = RuntimeError
+    error = kind.__new__(kind)
+    error.args = tuple(decode(item) for item in reply.get("args", ()))
+    error.__dict__.update({key: decode(item) for key, item in reply.get("attributes", {}).items()})
+    if kind.__name__ in EXCEPTIONS and isinstance(reply.get("text"), str):
+        error.__dict__["_text"] = reply["text"]
+    return error

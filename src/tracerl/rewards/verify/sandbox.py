@@ -21,6 +21,7 @@ import functools
 import itertools
 import json
 import os
+import platform
 import queue
 import select
 import shutil
@@ -31,25 +32,35 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 from tracerl.errors import TracerlError
+from tracerl.rewards.verify.seccomp import denying_filter
 
 _FIRST_UID, _NUM_UIDS = 64_100, 1_000
 _uids = itertools.count(
     os.getpid() * 37
 )  # of all pools here, and apart from those of other ranks: processes are counted by user
 _START_SECONDS = 60.0
-_LOOK_SECONDS = 0.5  # between two looks at what a program does while nothing comes from it
+_LOOK_SECONDS = 0.2  # between two looks at what a program's processes use
+_PATIENCE = 10  # seconds of the clock that a second of CPU time may take on a busy machine
+_PROGRAM_CPU, _PROGRAM_IDLE = 30, 6  # times a test's limits are for a whole program
 _MAX_DEPTH = 250  # of a frame's JSON; `encode` nests 50 values deep, each in up to four levels
 _TREE = 2  # times the CPU seconds of one process are for all processes of a program together
 CPU_LIMIT_STATUS = (
     -signal.SIGXCPU,
     128 + signal.SIGXCPU,
 )  # of the process itself, and as bubblewrap passes it on
+# Gives the kernel's word for a process whose system calls are filtered: 2.
+_TRIAL = """
+def f():
+    with open("/proc/self/status") as file:
+        return next(line.split()[1] for line in file if line.startswith("Seccomp:"))
+"""
 _GUEST = Path(__file__).with_name("guest.py").read_text(encoding="utf-8")
 
 
@@ -68,21 +79,42 @@ class GuestEndedError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program. Sizes in bytes; cpu_seconds per process (twice that for all of them
-    together), output per test.
-
-    wall_seconds: how long a test may go without wanting to compute. A program that is kept from the
-    processor by the machine's load is given up to ten times as long, so that only its own CPU time,
-    not the load, decides.
-    """
+    """Of one program."""
 
     cpu_seconds: float
+    """Of a process, over all its tests where they share one sandbox. All processes of a sandbox
+    together: twice that, and a second. The whole program, over all its sandboxes: 30 times that."""
     wall_seconds: float
+    """How long a test may go without wanting to compute; a whole program: 6 times that. A program
+    that is kept from the processor by the machine's load is given up to ten times as long, so that
+    only its own CPU time, not the load, decides."""
     memory: int
+    """Bytes: address space of a process, and resident memory of all processes together."""
     processes: int
+    """Processes and threads at once."""
     file_size: int
+    """Bytes of a file; each of the two writable folders, in memory, holds 16 times that."""
     files: int
+    """Open files of a process."""
     output: int
+    """Bytes of what a test says: a frame, or a script's standard output."""
+
+
+@dataclass
+class Use:
+    """What one program has used so far, in all its sandboxes."""
+
+    cpu_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    """How long the trusted side waited for it."""
+
+    def is_over(self, limits: Limits) -> bool:
+        """Whether the program as a whole has had its time."""
+        idle_seconds = self.waiting_seconds - _PATIENCE * self.cpu_seconds
+        return (
+            self.cpu_seconds > _PROGRAM_CPU * limits.cpu_seconds
+            or idle_seconds > _PROGRAM_IDLE * limits.wall_seconds
+        )
 
 
 class Sandbox:
@@ -100,13 +132,16 @@ class Sandbox:
         self._folder = tempfile.mkdtemp(prefix="tracerl-") if backend == "unconfined" else None
         self._init: int | None = None
         reading, writing = os.pipe()
+        passed = [writing]
         inside = backend == "bubblewrap"
         folders = [
             _inner_packages(number) if inside else folder for number, folder in enumerate(packages)
         ]
         guest = [_GUEST + f"\nmain({uid if inside else None}, {folders})"]
         if inside:
+            passed.append(_filter_file())
             outside = [*_bubblewrap(uid, limits.file_size, packages), "--info-fd", str(writing)]
+            outside += ["--seccomp", str(passed[-1])]
             command = [*outside, "--", _inner_python(), "-I", "-S", "-c", *guest]
         else:
             command = [_outer_python(), "-I", "-S", "-c", *guest]
@@ -118,15 +153,21 @@ class Sandbox:
             env={},
             cwd=self._folder or "/",
             start_new_session=True,
-            pass_fds=(writing,),
+            pass_fds=passed,
         )
-        os.close(writing)
+        for fd in passed:
+            os.close(fd)
         self._info = reading
         self._to, self._from = (
             cast(IO[bytes], self._process.stdin),
             cast(IO[bytes], self._process.stdout),
         )
         os.set_blocking(self._to.fileno(), False)
+        self.use = Use()
+        self._last_look = time.monotonic()
+        self._cpu_before = 0.0  # of what does not count: an examiner's earlier jobs
+        self._cpu_counted = 0.0  # of this sandbox, in `use`
+        self._cpu_of: dict[tuple[int, str], float] = {}  # by process
 
     def begin(self, job: dict[str, Any]) -> None:
         """Waits until the interpreter is up, then starts its job; the clock starts here. Raises
@@ -186,13 +227,18 @@ class Sandbox:
             size += len(part)
             if size > self.limits.output:
                 raise GuestEndedError("output")
-        try:
-            status = self._process.wait(max(0.05, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            raise GuestEndedError("timeout") from None
+        if not self._ends_within(max(0.05, until - time.monotonic())):
+            raise GuestEndedError("timeout")
+        status = self._process.wait()
         if self._killed_from_outside():
             raise self._how_it_ended()
-        return b"".join(parts), status
+        return b"".join(parts), CPU_LIMIT_STATUS[0] if self._ran_out_of_time() else status
+
+    def forget_use(self) -> None:
+        """Counts CPU time from here."""
+        self._cpu_of.clear()
+        self._cpu_before = sum(process.total_seconds for process in processes(self._process.pid))
+        self._cpu_counted = 0.0
 
     def close(self) -> None:
         """Kills everything inside and waits until it is gone. Leaves no file."""
@@ -225,21 +271,40 @@ class Sandbox:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _how_it_ended(self) -> Exception:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
+        if self._ends_within(1.0):
+            self._process.wait()
         if self._killed_from_outside():
             return SandboxError(
                 "a sandbox was killed from outside",
                 where=self.backend,
                 got=f"signal {-self._process.returncode}",
             )
-        return GuestEndedError(
-            "timeout" if self._process.returncode in CPU_LIMIT_STATUS else "ended"
-        )
+        return GuestEndedError("timeout" if self._ran_out_of_time() else "ended")
 
     def _killed_from_outside(self) -> bool:
         """Whether bubblewrap itself was killed, which nothing inside its namespaces can do."""
         return self.backend == "bubblewrap" and (self._process.returncode or 0) < 0
+
+    def _ran_out_of_time(self) -> bool:
+        """Whether the program's process, which has ended, was ended for its use of CPU time."""
+        killed = self._process.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        return self._process.returncode in CPU_LIMIT_STATUS or (
+            killed and self._cpu_counted >= self.limits.cpu_seconds
+        )
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Waits for the end of the process; measures what it used before it is gone."""
+        until, pause = time.monotonic() + seconds, 0.0005
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while self._process.returncode is None:
+            if os.waitid(os.P_PID, self._process.pid, how) is not None:
+                self._measure()
+                return True
+            if time.monotonic() > until:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return True
 
     def _exactly(self, size: int, until: float) -> bytes:
         parts = []
@@ -253,18 +318,76 @@ class Sandbox:
 
     def _some(self, size: int, until: float) -> bytes:
         seconds = max(0.0, until - time.monotonic())
-        last = until + 9 * seconds
-        while not select.select([self._from], [], [], min(_LOOK_SECONDS, seconds))[0]:
-            wants, used = _computing(self._process.pid)
+        last = until + (_PATIENCE - 1) * seconds
+        start = time.monotonic()
+        while True:
+            ready = select.select([self._from], [], [], min(_LOOK_SECONDS, seconds))[0]
             now = time.monotonic()
-            if (
-                used > _TREE * self.limits.cpu_seconds + 1
-                or now > last
-                or (now > until and not wants)
-            ):
+            self.use.waiting_seconds += now - start
+            start = now
+            if ready and now - self._last_look < _LOOK_SECONDS:
+                break
+            wants_to_compute = self._look()
+            if ready:
+                break
+            if now > last or (now > until and not wants_to_compute):
                 raise GuestEndedError("timeout")
-            until += seconds if now > until else 0.0
+            if now > until:
+                until += seconds
         return os.read(self._from.fileno(), min(size, 1 << 16))
+
+    def _look(self) -> bool:
+        """Whether any process inside wants to compute. Raises GuestEndedError if all of them
+        together have used more than they may."""
+        self._last_look = time.monotonic()
+        running = self._measure()
+        if self._cpu_counted > _TREE * self.limits.cpu_seconds + 1 or self.use.is_over(self.limits):
+            raise GuestEndedError("timeout")
+        if (
+            sum(process.memory for process in running) > self.limits.memory
+            # Memory that processes share counts once; that is slow to ask.
+            and sum(process.own_memory() for process in running) > self.limits.memory
+        ):
+            raise GuestEndedError("ended")
+        return any(process.state == "R" for process in running)
+
+    def _measure(self) -> list["Process"]:
+        """The processes inside; adds their CPU time to what the program has used.
+
+        A process that has ended counts by what its parent was told, or else, if the parent wants to
+        be told nothing, by what was seen of it last.
+        """
+        running = processes(self._process.pid)
+        for process in running:
+            self._cpu_of[process.pid, process.start] = process.cpu_seconds
+        told = sum(process.total_seconds for process in running) - self._cpu_before
+        used = max(told, sum(self._cpu_of.values()), self._cpu_counted)
+        self.use.cpu_seconds += used - self._cpu_counted
+        self._cpu_counted = used
+        return running
+
+
+class Examiner(Sandbox):
+    """A sandbox that runs benchmarks' test programs, one after the other.
+
+    It holds no model's program; what reaches it of one is data. It is used again only after it has
+    said that everything of the last job is gone.
+    """
+
+    def __init__(self, backend: str, uid: int | None, limits: Limits) -> None:
+        super().__init__(backend, uid, limits)
+        self.is_idle = False
+
+    def wait_until_idle(self, seconds: float) -> None:
+        """Waits for the end of the fork that ran the tests, and of what it left."""
+        with contextlib.suppress(GuestEndedError):
+            self.is_idle = self.backend == "bubblewrap" and self.receive(seconds) == {"ended": 0}
+
+    def abandon(self, seconds: float) -> None:
+        """Ends tests that wait for a reply of a solution that is gone."""
+        with contextlib.suppress(GuestEndedError):
+            self.send({"abandoned": True}, seconds)
+            self.wait_until_idle(seconds)
 
 
 class SandboxPool:
@@ -285,12 +408,18 @@ class SandboxPool:
             packages,
         )
         self._warm: queue.SimpleQueue[Future[Sandbox]] = queue.SimpleQueue()
+        self._examiners: queue.SimpleQueue[Examiner] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, "sandboxes")
 
     @contextlib.contextmanager
-    def sandbox(self, job: dict[str, Any], cpu_seconds: float | None = None) -> Any:
+    def sandbox(
+        self, job: dict[str, Any], cpu_seconds: float | None = None, use: Use | None = None
+    ) -> Iterator[Sandbox]:
         """A sandbox that has begun its job, closed at the end. One that does not start is replaced
-        once before SandboxError is raised."""
+        once before SandboxError is raised.
+
+        use: what the program has used in other sandboxes, to which this one's is added.
+        """
         for attempt in range(2):
             one = self._take()
             try:
@@ -300,6 +429,7 @@ class SandboxPool:
                     else replace(one.limits, cpu_seconds=cpu_seconds)
                 )
                 one.begin(job)
+                one.use = use or Use()
                 break
             except SandboxError:
                 one.close()
@@ -310,8 +440,28 @@ class SandboxPool:
         finally:
             one.close()
 
+    @contextlib.contextmanager
+    def examiner(self) -> Iterator[Examiner]:
+        """A sandbox for a benchmark's tests: one that has done with its last job, or a new one."""
+        try:
+            examiner = self._examiners.get_nowait()
+        except queue.Empty:
+            examiner = self._starter.submit(self._start_examiner).result()
+        examiner.is_idle = False
+        examiner.forget_use()
+        try:
+            yield examiner
+        finally:
+            if examiner.is_idle:
+                self._examiners.put(examiner)
+            else:
+                examiner.close()
+
     def close(self) -> None:
         """Ends the sandboxes that wait."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._examiners.get_nowait().close()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._warm.get_nowait().result().close()
@@ -323,8 +473,24 @@ class SandboxPool:
         return self._warm.get().result()
 
     def _start(self) -> Sandbox:
-        uid = _FIRST_UID + next(_uids) % _NUM_UIDS if os.getuid() == 0 else None
-        return Sandbox(self.backend, uid, self.limits, self._packages)
+        return Sandbox(self.backend, _next_uid(), self.limits, self._packages)
+
+    def _start_examiner(self) -> Examiner:
+        for attempt in range(2):
+            examiner = Examiner(self.backend, _next_uid(), self.limits)
+            try:
+                examiner.begin({"role": "examiner", "isolated": self.backend == "bubblewrap"})
+                break
+            except SandboxError:
+                examiner.close()
+                if attempt:
+                    raise
+        return examiner
+
+
+def _next_uid() -> int | None:
+    """A user id that no other sandbox of this process has, None where we are not root."""
+    return _FIRST_UID + next(_uids) % _NUM_UIDS if os.getuid() == 0 else None
 
 
 def _is_deeper_than(data: Any, depth: int) -> bool:
@@ -343,23 +509,66 @@ def _is_deeper_than(data: Any, depth: int) -> bool:
     return True
 
 
-def _computing(pid: int) -> tuple[bool, float]:
-    """Whether a process or a descendant is running or waits for a processor, and the CPU seconds of
-    all of them, the dead included."""
-    try:
-        facts = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-        children = [
-            child
-            for path in Path(f"/proc/{pid}/task").glob("*/children")
-            for child in path.read_text().split()
-        ]
-        below = [_computing(int(child)) for child in children]
-    except (OSError, ValueError):
-        return False, 0.0
-    used = sum(map(int, facts[11:15])) / os.sysconf("SC_CLK_TCK")
-    return facts[0] == "R" or any(wants for wants, _ in below), used + sum(
-        seconds for _, seconds in below
-    )
+@dataclass(frozen=True)
+class Process:
+    """A process as the kernel shows it."""
+
+    pid: int
+    start: str
+    """When it started, in the kernel's ticks; with `pid` unlike any other process."""
+    state: str
+    """One letter: R runs or waits for a processor."""
+    cpu_seconds: float
+    """Of itself."""
+    total_seconds: float
+    """Of itself and of those of its children that it has waited for."""
+    memory: int
+    """Resident bytes, shared ones included."""
+
+    def own_memory(self) -> int:
+        """Resident bytes, shared ones divided among those who share them."""
+        try:
+            text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+        except OSError:
+            return self.memory
+        sizes = [line.split()[1] for line in text.splitlines() if line.startswith("Pss:")]
+        return int(sizes[0]) << 10 if sizes else self.memory
+
+
+def processes(pid: int) -> list[Process]:
+    """A process and its descendants, as far as they are there."""
+    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    found: list[Process] = []
+    waiting = [pid]
+    while waiting:
+        current = waiting.pop()
+        try:
+            facts = Path(f"/proc/{current}/stat").read_text().rpartition(") ")[2].split()
+            for path in Path(f"/proc/{current}/task").glob("*/children"):
+                waiting += map(int, path.read_text().split())
+        except (OSError, ValueError):
+            continue
+        times = [int(ticks) / tick for ticks in facts[11:15]]
+        memory = int(facts[21]) * page
+        process = Process(current, facts[19], facts[0], times[0] + times[1], sum(times), memory)
+        found.append(process)
+    return found
+
+
+def _filter_file() -> int:
+    """A descriptor from which bubblewrap reads the filter of system calls."""
+    text = denying_filter()
+    if text is None:
+        raise SandboxError(
+            "model code cannot be run: no filter of system calls for this machine",
+            got=platform.machine(),
+            wanted="x86_64 or aarch64",
+            do="set verification.sandbox to 'unconfined' if you trust the programs",
+        )
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    return reading
 
 
 @functools.cache
@@ -384,7 +593,7 @@ def check_backend(backend: str) -> str:
     uid = _FIRST_UID if os.getuid() == 0 else None
     trial = Sandbox("bubblewrap", uid, limits)
     try:
-        trial.begin({"role": "solution", "program": "def f():\n    return 1\n"})
+        trial.begin({"role": "solution", "program": _TRIAL})
         trial.receive(30.0)
         trial.send({"call": "f", "args": []}, 30.0)
         answer = trial.receive(30.0)
@@ -403,11 +612,11 @@ def check_backend(backend: str) -> str:
         ) from error
     finally:
         trial.close()
-    if answer != {"value": 1}:
+    if answer != {"value": "2"}:
         raise SandboxError(
-            "model code cannot be run: the sandbox gives wrong results",
+            "model code cannot be run: system calls are not filtered in the sandbox",
             got=answer,
-            wanted={"value": 1},
+            wanted={"value": "2"},
             do=do,
         )
     return version
