@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import platform
+import py_compile
 import queue
 import select
 import shutil
@@ -61,7 +62,17 @@ def f():
     with open("/proc/self/status") as file:
         return next(line.split()[1] for line in file if line.startswith("Seccomp:"))
 """
-_GUEST = Path(__file__).with_name("guest.py").read_text(encoding="utf-8")
+_START = """
+# What runs inside a sandbox comes as its first input.
+import marshal, posix
+def read(size):
+    text = b""
+    while len(text) < size:
+        text += posix.read(0, size - len(text)) or posix._exit(0)
+    return text
+exec(marshal.loads(read(int.from_bytes(read(4), "little"))))
+main({uid}, {packages})
+"""
 
 
 class SandboxError(TracerlError):
@@ -137,14 +148,14 @@ class Sandbox:
         folders = [
             _inner_packages(number) if inside else folder for number, folder in enumerate(packages)
         ]
-        guest = [_GUEST + f"\nmain({uid if inside else None}, {folders})"]
+        start = _START.format(uid=uid if inside else None, packages=folders)
         if inside:
             passed.append(_filter_file())
             outside = [*_bubblewrap(uid, limits.file_size, packages), "--info-fd", str(writing)]
             outside += ["--seccomp", str(passed[-1])]
-            command = [*outside, "--", _inner_python(), "-I", "-S", "-c", *guest]
+            command = [*outside, "--", _inner_python(), "-I", "-S", "-c", start]
         else:
-            command = [_outer_python(), "-I", "-S", "-c", *guest]
+            command = [_outer_python(), "-I", "-S", "-c", start]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -162,6 +173,8 @@ class Sandbox:
             cast(IO[bytes], self._process.stdin),
             cast(IO[bytes], self._process.stdout),
         )
+        with contextlib.suppress(OSError):  # `begin` says what became of it
+            os.write(self._to.fileno(), _guest())  # fits in a pipe
         os.set_blocking(self._to.fileno(), False)
         self.use = Use()
         self._last_look = time.monotonic()
@@ -553,6 +566,19 @@ def processes(pid: int) -> list[Process]:
         process = Process(current, facts[19], facts[0], times[0] + times[1], sum(times), memory)
         found.append(process)
     return found
+
+
+@functools.cache
+def _guest() -> bytes:
+    """What a sandbox runs, compiled once for all of them (their Python is this one's): four bytes
+    of length and the code."""
+    header = 16  # bytes before the code in a .pyc file
+    with tempfile.TemporaryDirectory(prefix="tracerl-") as folder:
+        compiled = Path(folder) / "guest.pyc"
+        source = Path(__file__).with_name("guest.py")
+        py_compile.compile(str(source), str(compiled), "guest.py", doraise=True, optimize=2)
+        code = compiled.read_bytes()[header:]
+    return struct.pack("<I", len(code)) + code
 
 
 def _filter_file() -> int:
