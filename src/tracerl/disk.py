@@ -1,10 +1,12 @@
 """Small files: rows of users' data files, text that is complete or absent, and checksums. One
 reader and one writer of each."""
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,39 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     return enumerate(text.removesuffix("\n").split("\n") if text else [], start=1)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a small text file, complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextmanager
+def atomic_file(path: Path, what: str = "a file cannot be written") -> Iterator[Path]:
+    """Yields a path beside `path` to write to, and renames it to `path` at the end of the block: a
+    reader sees the old file or the complete new one. If the block fails, the old file stays and
+    nothing is left beside it.
+
+    Raises DataError that begins with `what` if the file system refuses.
+    """
     aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text)
-    os.replace(aside, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        os.replace(aside, path)
+    except BaseException as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
+        raise DataError(
+            what,
+            where=str(path),
+            got=error,
+            do="free disk space and run the same command again: it resumes"
+            if full
+            else "name a place that can be written, or change its permissions",
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small text file as UTF-8, complete or not at all."""
+    with atomic_file(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, data: Any) -> None:

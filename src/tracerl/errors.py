@@ -1,8 +1,17 @@
 """The project's one error tree.
 
 Every message says what went wrong, where, what was got, what was wanted and what to do about it, in
-that order; parts that do not apply are left out.
+that order; parts that do not apply are left out. Messages quote files and model output, which are
+hostile: control characters in them are escaped here, for every place that prints an error.
 """
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that a terminal would act on (control characters, bidi
+    marks, lone surrogates). Line breaks stay."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 class TracerlError(Exception):
@@ -16,7 +25,7 @@ class TracerlError(Exception):
         parts += [f"got: {got}"] if got is not None else []
         parts += [f"wanted: {wanted}"] if wanted is not None else []
         parts += [f"what to do: {do}"] if do else []
-        super().__init__("\n  ".join(parts))
+        super().__init__(printable("\n  ".join(parts)))
 
 
 class ParamsError(TracerlError):

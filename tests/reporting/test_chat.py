@@ -20,7 +20,7 @@ from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.reporting.chat import MASKED, Unmasking, converse
-from tracerl.reporting.terminal import printable
+from tracerl.errors import printable
 from tracerl.sampling.sampler import Committed, Request, sample
 from tracerl.seeds import key_for
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from tracerl.disk import json_rows, numbered_lines, parquet_rows
+from tracerl.disk import atomic_file, json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import Attention
 from tracerl.models.policy import Policy
@@ -318,15 +318,5 @@ def _part(path: Path, run: str) -> pa.Table:
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    try:
+    with atomic_file(path, "the responses cannot be written") as aside:
         pq.write_table(table, aside, compression="zstd")
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise DataError(
-            "the responses cannot be written",
-            where=str(path),
-            got=error,
-            do="free disk space and run the same command again: it resumes",
-        ) from error

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tracerl.errors import printable
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.reporting.terminal import printable
 from tracerl.rollouts.responses import opening_ids
 from tracerl.sampling.sampler import Committed, Request, sample
 from tracerl.seeds import key_for

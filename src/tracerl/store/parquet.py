@@ -7,14 +7,13 @@ A folder is append-only: each writer (rank) adds files of its own names, and onc
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tracerl.disk import file_sha256, write_text
+from tracerl.disk import atomic_file, file_sha256, write_text
 from tracerl.errors import DataError
 from tracerl.store.schema import LIST_ENCODINGS, SCHEMA_VERSION, SCHEMAS, VERSION_KEY, upgrades
 
@@ -28,17 +27,15 @@ def write_parquet(path: Path, rows: pa.Table) -> None:
 
     Raises DataError if the disk is full or the folder is sealed.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if (path.parent / MANIFEST).exists():
         raise DataError(
             "a sealed folder is not written into",
             where=str(path),
             do="write into a folder of its own, and seal that",
         )
-    aside = path.with_name(path.name + ".tmp")
     scalars = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
-    try:
+    with atomic_file(path, "a Parquet file could not be written") as aside:
         pq.write_table(
             rows,
             aside,
@@ -56,17 +53,6 @@ def write_parquet(path: Path, rows: pa.Table) -> None:
             write_statistics=scalars,
             write_page_checksum=True,
         )
-        os.replace(aside, path)
-    except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise DataError(
-                "a Parquet file could not be written",
-                where=str(path),
-                got=error,
-                do="free disk space and run the same command again: it resumes",
-            ) from error
-        raise
 
 
 def read_parquet(path: Path, table: str) -> pa.Table:
@@ -182,7 +168,7 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
     path = folder / MANIFEST
     if not path.is_file():
         return None
-    return parse_manifest(path.read_text(), str(path))
+    return parse_manifest(path.read_text(encoding="utf-8"), str(path))
 
 
 def parse_manifest(text: str, where: str) -> dict[str, dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from tracerl import distributed
+from tracerl.disk import atomic_file
 from tracerl.errors import DataError
 
 if TYPE_CHECKING:  # a stage without tensors does not wait for torch
@@ -52,18 +53,14 @@ class Workspace:
             return
         from safetensors.torch import save_file
 
-        aside = self.directory / (_STATE + ".tmp")
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        try:
-            save_file(contiguous, aside, metadata={"progress": json.dumps(progress)})
-        except SafetensorError as error:
-            raise DataError(
-                "the state could not be saved; the one before it is untouched",
-                where=str(aside),
-                got=error,
-                do="free disk space and run the same command again: it resumes",
-            ) from error
-        os.replace(aside, self.directory / _STATE)
+        metadata = {"progress": json.dumps(progress)}
+        what = "the state could not be saved; the one before it is untouched"
+        with atomic_file(self.directory / _STATE, what) as aside:
+            try:
+                save_file(contiguous, aside, metadata=metadata)
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
         """Tensors and progress of the last save, or None at the start."""
