@@ -26,8 +26,8 @@ from replication.plan import HERE, Tree, World, default_params, read_table, worl
 from tracerl.disk import write_json, write_text
 from tracerl.errors import DataError, TracerlError
 from tracerl.seeds import generator_for
-from tracerl.store.figures import curve_rows
 from tracerl.store.files import read_rollouts
+from tracerl.store.run_tables import curve_rows
 
 HELD, NOT_HELD, UNDECIDED = "held", "not held", "undecided"
 COUNTED = {"tokens_per_step": "num_denoising_forwards", "tokens_per_forward": "num_forwards"}

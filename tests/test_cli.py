@@ -54,6 +54,13 @@ def run_folder(tmp_path_factory):
     return root
 
 
+@pytest.fixture
+def empty_run(tmp_path):
+    """A run that has written nothing yet."""
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
 def tracerl(*arguments, root=None):
     """Exit status and message of a command run in this process."""
     try:
@@ -89,27 +96,27 @@ def test_csv_on_standard_output_is_the_same_as_in_a_file(run_folder, capsys):
     assert len(list(csv.reader(io.StringIO(capsys.readouterr().out)))) == 1 + len(make_tasks())
 
 
-def test_a_number_that_is_none_is_null_in_json(tmp_path, capsys):
+def test_a_number_that_is_none_is_null_in_json(empty_run, capsys):
     tracerl(
         "sql",
         "SELECT 'nan'::DOUBLE AS x, ['inf'::FLOAT] AS y, 1 AS x",
         "--format",
         "json",
-        root=tmp_path,
+        root=empty_run,
     )
     assert json.loads(capsys.readouterr().out) == [{"x": None, "y": [None], "x_3": 1}]
 
 
-def test_a_table_says_how_many_rows_it_leaves_out(tmp_path, capsys):
-    tracerl("sql", "FROM range(250)", root=tmp_path)
+def test_a_table_says_how_many_rows_it_leaves_out(empty_run, capsys):
+    tracerl("sql", "FROM range(250)", root=empty_run)
     out = capsys.readouterr().out
     assert " 99 " in out
     assert " 100 " not in out
     assert "150 of 250 rows are not shown" in out
 
 
-def test_a_table_shows_text_and_obeys_none_of_it(tmp_path, capsys):
-    tracerl("sql", "SELECT '[bold]x[/bold] :smile: ' || chr(27) || '[2J' AS text", root=tmp_path)
+def test_a_table_shows_text_and_obeys_none_of_it(empty_run, capsys):
+    tracerl("sql", "SELECT '[bold]x[/bold] :smile: ' || chr(27) || '[2J' AS text", root=empty_run)
     assert "[bold]x[/bold] :smile: \\x1b[2J" in capsys.readouterr().out
 
 
@@ -124,14 +131,14 @@ def test_a_table_shows_text_and_obeys_none_of_it(tmp_path, capsys):
         (["summary"], "summary.json"),
     ],
 )
-def test_what_is_wrong_is_said_without_a_traceback(arguments, message, tmp_path):
+def test_what_is_wrong_is_said_without_a_traceback(arguments, message, empty_run):
     command = [
         sys.executable,
         "-c",
         "from tracerl.cli import main; main()",
         *arguments,
         "--root",
-        str(tmp_path),
+        str(empty_run),
     ]
     done = subprocess.run(
         command,

@@ -1,23 +1,19 @@
 """The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
 
-import csv
-import json
 import os
 import sys
 from collections.abc import Sequence
-from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracerl.errors import DataError, TracerlError
+from tracerl.errors import DataError, TracerlError, printable
+from tracerl.reporting.terminal import Format, console, format_of, new_table, readable, write_result
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from rich.console import Console
-    from rich.table import Table
 
     from tracerl.models.policy import Policy
     from tracerl.models.tokenizer import Tokenizer
@@ -42,17 +38,6 @@ Root = Annotated[
     Path,
     typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/."),
 ]
-_MAX_TABLE_ROWS = 100
-
-
-class Format(StrEnum):
-    """What `tracerl sql` writes. A table is for reading and stops at 100 rows; the others are
-    complete."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-    parquet = "parquet"
 
 
 class Dtype(StrEnum):
@@ -73,12 +58,43 @@ class Where(StrEnum):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. An error of ours ends it with its message and exit status 1, not with a
-    traceback."""
+    """Entry point. An error of ours, or of the operating system, ends it with its message and exit
+    status 1, not with a traceback."""
+    _open_streams()
     try:
         app(args=arguments, prog_name="tracerl")
     except TracerlError as error:
         sys.exit(f"error: {error}")
+    except RecursionError:
+        sys.exit("error: the input is nested too deeply")
+    except OSError as error:
+        _give_up_output()
+        message = printable(f"{error.filename or 'the output'}: {error.strerror or error}")
+        sys.exit(f"error: a file cannot be read or written\n  where: {message}")
+
+
+def _open_streams() -> None:
+    """Makes both output streams take any text, also on a terminal that is not UTF-8. A stream that
+    the caller closed takes what is written to it and drops it."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _give_up_output() -> None:
+    """Keeps the interpreter from writing again, when it ends, to an output that is full or gone."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _say(text: str, error: bool = False) -> None:
+    """Prints a line, with nothing in it that a terminal would act on."""
+    print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 @app.command()
@@ -104,33 +120,37 @@ def sql(
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare the SHA-256 of every file with its manifest first."),
+    ] = False,
 ) -> None:
     """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and
-    runs.
+    runs. Rows of stages that have not ended are marked unfinished.
 
     \b
     Examples:
       tracerl sql                                            a shell with history and completion
-      tracerl sql "describe rollouts" tracerl sql "select stage, iteration, pass_rate(verdict) from
-      rollouts group by all order by all" tracerl sql "select prompt, answer, text from evals join
-      tasks using (task_id) where verdict = 'wrong' limit 20" tracerl sql "from rollouts where stage
-      = 'rl@short' and iteration = 40" --out last.parquet
+      tracerl sql "describe rollouts"
+      tracerl sql "from rollouts limit 1" --format record
+      tracerl sql "select stage, iteration, pass_rate(verdict) from rollouts group by all"
+      tracerl sql "select prompt, text from evals join tasks using (task_id) limit 20"
+      tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
     docs/sql.md answers ten questions.
     """
-    from tracerl.store.catalog import connect, damaged
+    from tracerl.store.catalog import connect, damaged_files
 
-    chosen = format or _format_of(out)
+    chosen = format or format_of(out)
     if chosen is Format.parquet and out is None:
         raise DataError("Parquet is not for terminals", do="name a file with --out")
     if skip_damaged:
-        for problem in damaged(root):
-            print(f"left out: {problem}", file=sys.stderr)
-    connection = connect(root, skip_damaged)
+        for problem in damaged_files(root, verify):
+            _say(f"left out: {problem}", error=True)
+    connection = connect(root, skip_damaged=skip_damaged, verify=verify, unfinished=True)
     if query is None:
         _shell(connection, chosen)
         return
-    result = _answer(connection, query)
-    _write(result.rename_columns(_distinct(result.column_names)), chosen, out)
+    write_result(_answer(connection, query), chosen, out)
 
 
 def _shell(connection: Any, chosen: Format) -> None:
@@ -138,13 +158,11 @@ def _shell(connection: Any, chosen: Format) -> None:
 
     def run(query: str) -> None:
         try:
-            result = _answer(connection, query)
+            write_result(_answer(connection, query), chosen, None)
         except TracerlError as error:
-            print(f"error: {error}")
-        else:
-            _write(result.rename_columns(_distinct(result.column_names)), chosen, None)
+            _say(f"error: {error}")
 
-    run_shell(connection, run, print, Path(typer.get_app_dir("tracerl")) / "sql_history")
+    run_shell(connection, run, _say, Path(typer.get_app_dir("tracerl")) / "sql_history")
 
 
 def _answer(connection: Any, query: str) -> "pa.Table":
@@ -177,7 +195,7 @@ def _show_progress(connection: Any, asked: Any) -> None:
     )
 
     columns = (TextColumn("query"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console(sys.stderr), transient=True) as progress:
+    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
         task = progress.add_task("query", total=None)
         while wait([asked], timeout=0.2).not_done:
             percent = float(connection.query_progress())
@@ -199,7 +217,7 @@ def check(root: Root = Path(".")) -> None:
     count = 0
     for finding in check_run(root):
         count += 1
-        print(finding)
+        _say(str(finding))
     if count:
         raise DataError(
             "the data are not sound",
@@ -207,7 +225,7 @@ def check(root: Root = Path(".")) -> None:
             got=f"{count} findings, listed above",
             do="run the stages that wrote these files again",
         )
-    print("Everything is sound.")
+    _say("Everything is sound.")
 
 
 @data.command()
@@ -223,7 +241,7 @@ def accept(root: Root = Path(".")) -> None:
     from tracerl.store.expectations import accepted
 
     write_json(root / "reports" / "baseline.json", accepted(root / "reports" / "validation"))
-    print(f"Accepted: {root / 'reports' / 'baseline.json'}")
+    _say(f"Accepted: {root / 'reports' / 'baseline.json'}")
 
 
 @app.command()
@@ -247,7 +265,7 @@ def watch(
     from tracerl.reporting.live import render_live
 
     page = root / "data" / "scratch" / "watch.html"
-    print(f"Open {page} in a browser; Ctrl-C ends.")
+    _say(f"Open {page} in a browser; Ctrl-C ends.")
     while True:
         write_text(page, render_live(root / "data" / "scratch", every))
         if once:
@@ -293,13 +311,13 @@ def trace(
     from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
     from tracerl.store.catalog import connect
 
-    responses = chosen_responses(connect(root), condition, against, limit)
+    responses = chosen_responses(connect(root, unfinished=True), condition, against, limit)
     shown = condition if against is None else f"before: {against}; after: {condition}"
     page = render_viewer(
         responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown
     )
     write_text(out, page)
-    print(f"{len(responses)} responses: {out}")
+    _say(f"{len(responses)} responses: {out}")
 
 
 @app.command()
@@ -321,13 +339,13 @@ def summary(
     reports = root / "reports"
     rows = read_summary(reports / "metrics" / "summary.json")
     if markdown:
-        print(markdown_table(rows))
+        _say(markdown_table(rows))
         return
-    table = _new_table(HEADINGS, [index >= 3 for index in range(len(HEADINGS))])
+    table = new_table(HEADINGS, [index >= 3 for index in range(len(HEADINGS))])
     for row in rows:
         table.add_row(*row_cells(row))
-    _console().print(table)
-    print(f"Report: {reports / 'report.html'}")
+    console().print(table)
+    _say(f"Report: {reports / 'report.html'}")
 
 
 @app.command()
@@ -353,7 +371,7 @@ def export(
     compute = Compute(
         device="cpu", dtype=dtype.value, attention="auto", checkpoint_layers=False, vectors="avx2"
     )
-    print(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
+    _say(f"{out}: weights {export_checkpoint(model, out, merge_lora or [], compute)}")
 
 
 @app.command()
@@ -381,24 +399,24 @@ def doctor(
     from tracerl.reporting.doctor import judges, machine, measured, memory_limit, needs, readable
     from tracerl.settings.params import load_params
 
-    table = _new_table(["what", "here"], [False, False])
+    table = new_table(["what", "here"], [False, False])
     for row in machine():
         table.add_row(*row)
-    _console().print(table)
+    console().print(table)
     if params is None:
         return
     run = load_params(params)
     if run.verification.judges:
-        table = _new_table(["judge", "kind", "state"], [False, False, False])
+        table = new_table(["judge", "kind", "state"], [False, False, False])
         for state in judges(run, root, os.environ):
             table.add_row(*state)
-        _console().print(table)
+        console().print(table)
     device, limit = device_of(run.compute), memory_limit(run.compute)
     wanted, found = needs(run, root), measured(root)
-    memory = _new_table(
+    memory = new_table(
         ["memory", "weights", "optimizer", "passes", "total", "measured"], [False] + [True] * 5
     )
-    work = _new_table(["work", "forwards", "measured", "TFLOP", "measured"], [False] + [True] * 4)
+    work = new_table(["work", "forwards", "measured", "TFLOP", "measured"], [False] + [True] * 4)
     for need in wanted:
         ran = found.get(need.stage)
         peak, forwards, flops = (
@@ -410,9 +428,9 @@ def doctor(
             need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)), peak
         )
         work.add_row(need.stage, f"{need.forwards:,}", forwards, f"{need.flops / 1e12:,.2f}", flops)
-    _console().print(memory, work)
+    console().print(memory, work)
     short = [need.stage for need in wanted if need.total > limit]
-    print(
+    _say(
         f"{device} has {readable(limit)}: "
         + (f"too little for {', '.join(short)}" if short else "enough for every stage.")
     )
@@ -449,9 +467,7 @@ Changes = Annotated[
     ),
 ]
 Device = Annotated[Where, typer.Option(help="auto is the GPU if there is one.")]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Names the noise; equal seeds give equal responses.")
-]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed; equal seeds give equal responses.")]
 
 
 @app.command()
@@ -499,7 +515,7 @@ def generate(
     loaded, tokenizer = _load(model, device)
     settings = _settings(loaded, params, sampler, set_)
     rows = library.read_prompts(prompts, tokenizer, settings, template)
-    print(_settings_line(settings), file=sys.stderr)
+    _say(_settings_line(settings), error=True)
     with tqdm(total=len(rows) * num_samples, unit=" responses", dynamic_ncols=True) as bar:
         table = library.generate(
             loaded,
@@ -516,7 +532,7 @@ def generate(
     ended = table["stop_reason"].to_pylist().count("end")
     tokens, passes = sum(table["num_tokens"].to_pylist()), sum(table["num_forwards"].to_pylist())
     per = f"{tokens / table.num_rows:.1f} tokens each, {tokens / passes:.2f} tokens per forward"
-    print(f"{out}: {table.num_rows} responses, {ended} ended, {per}")
+    _say(f"{out}: {table.num_rows} responses, {ended} ended, {per}")
 
 
 @app.command()
@@ -542,17 +558,17 @@ def chat(
 
     loaded, tokenizer = _load(model, device)
     settings = _settings(loaded, params, sampler, set_)
-    console = Console(markup=False, emoji=False)
-    console.print(_settings_line(settings), style="dim", highlight=False)
-    console.print(HELP, style="dim", highlight=False)
+    terminal = Console(markup=False, emoji=False)
+    terminal.print(_settings_line(settings), style="dim", highlight=False)
+    terminal.print(HELP, style="dim", highlight=False)
 
     def read() -> str | None:
         try:
-            return console.input("> ")
+            return terminal.input("> ")
         except (EOFError, KeyboardInterrupt):
             return None
 
-    converse(loaded, tokenizer, settings, seed, console, read)
+    converse(loaded, tokenizer, settings, seed, terminal, read)
 
 
 @app.command()
@@ -613,16 +629,16 @@ def judge(
         answer,
         rubric,
     )
-    table = _new_table(
+    table = new_table(
         ["step" if separator else "response", "score", "undecided because"], [False, True, False]
     )
     for text, given in rows:
         table.add_row(
-            _readable(text.strip()),
+            readable(text.strip()),
             "" if given.score is None else f"{given.score:+.2f}",
-            _readable(given.reason),
+            readable(given.reason),
         )
-    _console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -660,7 +676,7 @@ def compare(
         "lost",
         "tied",
     )
-    table = _new_table(headings, [index >= 2 for index in range(len(headings))])
+    table = new_table(headings, [index >= 2 for index in range(len(headings))])
     for row in rows:
         difference = f"{100 * row['difference']:+.1f}% [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
         shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
@@ -672,9 +688,9 @@ def compare(
             difference,
             *(str(row[name]) for name in ("won", "lost", "tied")),
         )
-    _console().print(table)
+    console().print(table)
     if unpaired := sum(row["unpaired"] for row in rows):
-        print(f"{unpaired} problems are in one of the two only and are left out.")
+        _say(f"{unpaired} problems are in one of the two only and are left out.")
 
 
 @data.command("add")
@@ -704,7 +720,7 @@ def add(
     """
     from tracerl.evaluation.importing import add_data, import_lines
 
-    print("\n".join(import_lines(add_data(name, source, root))))
+    _say("\n".join(import_lines(add_data(name, source, root))))
 
 
 @data.command("list")
@@ -712,12 +728,12 @@ def list_sets() -> None:
     """List the published sets that can be imported."""
     from tracerl.evaluation.benchmarks import BENCHMARKS
 
-    table = _new_table(
+    table = new_table(
         ("name", "split", "tasks", "licence", "source"), [False, False, True, False, False]
     )
     for item in BENCHMARKS.values():
         table.add_row(item.name, item.split, str(item.rows or ""), item.licence, item.source)
-    _console().print(table)
+    console().print(table)
 
 
 def _load(directory: Path, device: Where) -> "tuple[Policy, Tokenizer]":
@@ -774,131 +790,4 @@ def _settings(
 def _settings_line(settings: "Sampler") -> str:
     return ", ".join(
         f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, "")
-    )
-
-
-def _format_of(out: Path | None) -> Format:
-    if out is None:
-        return Format.table
-    try:
-        return Format(out.suffix.removeprefix("."))
-    except ValueError:
-        raise DataError(
-            "no format", where=str(out), wanted=", ".join(Format), do="name one with --format"
-        ) from None
-
-
-def _write(result: "pa.Table", chosen: Format, out: Path | None) -> None:
-    """Writes a query's result in the chosen format, to a file or to the terminal."""
-    if out is None:
-        _write_text(result, chosen, sys.stdout)
-        return
-    try:
-        if chosen is Format.parquet:
-            import pyarrow.parquet as pq
-
-            pq.write_table(result, out, compression="zstd")
-        else:
-            with out.open("w", encoding="utf-8", newline="") as file:
-                _write_text(result, chosen, file)
-    except OSError as error:
-        raise DataError("the result cannot be written", where=str(out), got=error) from error
-
-
-def _write_text(result: "pa.Table", chosen: Format, file: Any) -> None:
-    if chosen is Format.table:
-        rows = _rows(result.slice(0, _MAX_TABLE_ROWS))
-        table = _new_table(
-            result.column_names,
-            [
-                all(isinstance(row[name], int | float) for row in rows)
-                for name in result.column_names
-            ],
-        )
-        for row in rows:
-            table.add_row(*(_readable(value) for value in row.values()))
-        _console(file).print(table)
-        if result.num_rows > _MAX_TABLE_ROWS:
-            print(
-                f"{result.num_rows - _MAX_TABLE_ROWS} of {result.num_rows} rows are not shown; --format csv writes all.",
-                file=file,
-            )
-    elif chosen is Format.csv:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(result.column_names)
-        writer.writerows([_cell(value) for value in row.values()] for row in _rows(result))
-    else:
-        json.dump(_rows(result), file, ensure_ascii=False, indent=1, default=str)
-        file.write("\n")
-
-
-def _rows(result: "pa.Table") -> list[dict[str, Any]]:
-    """Rows as JSON has them: maps as objects, and null where a number is not a number."""
-    return [
-        {name: _plain(value) for name, value in row.items()}
-        for row in result.to_pylist(maps_as_pydicts="strict")
-    ]
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """A query may give two columns one name; the later ones get a number."""
-    return [name if name not in names[:i] else f"{name}_{i + 1}" for i, name in enumerate(names)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    if isinstance(value, Decimal):  # what DuckDB gives for a sum of whole numbers
-        return int(value) if value == value.to_integral_value() else float(value)
-    return (
-        None
-        if isinstance(value, float) and (value != value or abs(value) == float("inf"))
-        else value
-    )
-
-
-def _cell(value: Any) -> str:
-    """A value as text; lists and maps are JSON."""
-    if value is None:
-        return ""
-    return (
-        json.dumps(value, ensure_ascii=False, default=str)
-        if isinstance(value, list | dict)
-        else str(value)
-    )
-
-
-def _readable(value: Any) -> str:
-    """A cell for a terminal: short numbers, and nothing of a model's output that a terminal would
-    obey."""
-    from tracerl.reporting.terminal import printable
-
-    return printable(f"{value:.6g}" if isinstance(value, float) else _cell(value))
-
-
-def _new_table(headings: Sequence[str], numbers: Sequence[bool]) -> "Table":
-    """A rich table; `numbers` says which columns are set to the right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading, number in zip(headings, numbers, strict=True):
-        table.add_column(heading, justify="right" if number else "left")
-    return table
-
-
-def _console(file: Any = None) -> "Console":
-    """A console that shows text as it is (model output is not markup) and does not squeeze tables
-    where there is no terminal."""
-    from rich.console import Console
-
-    target = file or sys.stdout
-    return Console(
-        file=target,
-        markup=False,
-        highlight=False,
-        emoji=False,
-        width=None if target.isatty() else 200,
     )

@@ -8,10 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any, BinaryIO
 
 from tracerl.errors import DataError
 
@@ -20,6 +17,9 @@ _ROWS_AT_ONCE = 1000
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of any Parquet file. Raises DataError naming it if it is damaged."""
+    import pyarrow as pa  # the command line imports this module for --help
+    import pyarrow.parquet as pq
+
     try:
         for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE):
             yield from batch.to_pylist()
@@ -113,4 +113,12 @@ def write_json(path: Path, data: Any) -> None:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, 64 hexadecimal digits."""
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return stream_sha256(stream)
+
+
+def stream_sha256(stream: BinaryIO) -> str:
+    """SHA-256 of the bytes from the stream's position to its end."""
+    digest = hashlib.sha256()
+    while chunk := stream.read(2**20):
+        digest.update(chunk)
+    return digest.hexdigest()

@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from tests.tiny import sharp_model, tiny_sampler
+from tracerl.errors import printable
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.reporting.chat import MASKED, Unmasking, converse
-from tracerl.errors import printable
 from tracerl.sampling.sampler import Committed, Request, sample
 from tracerl.seeds import key_for
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.reporting.synthetic_run import make_rollouts, make_tasks
 from tracerl.errors import DataError
-from tracerl.store.catalog import answer, connect, damaged
+from tracerl.store.catalog import answer, connect, damaged_files
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
-from tracerl.store.schema import DATASETS, ROLLOUTS, TASKS
+from tracerl.store.schema import DATASETS, MARKS, ROLLOUTS, TASKS, view_columns
 
 PLACES = {
     "tasks": "tasks/mixed.parquet",
@@ -34,12 +34,15 @@ def fill(root: Path, view: str) -> Path:
 
 @pytest.mark.parametrize("view", DATASETS)
 def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
-    empty = answer(connect(tmp_path), f"FROM {view}")
+    (tmp_path / "none" / "data").mkdir(parents=True)
+    empty = answer(connect(tmp_path / "none"), f"FROM {view}")
     fill(tmp_path, view)
     full = answer(connect(tmp_path), f"FROM {view}")
     assert empty.num_rows == 0
     assert full.num_rows > 0
-    assert empty.schema.names == full.schema.names == (TASKS if view == "tasks" else ROLLOUTS).names
+    assert empty.schema.names == full.schema.names == view_columns(view)
+    stored = (TASKS if view == "tasks" else ROLLOUTS).names
+    assert view_columns(view) == [*stored, *(() if view == "tasks" else MARKS)]
     described = [
         answer(connect(root), f"DESCRIBE {view}").column("column_type")
         for root in (tmp_path, tmp_path / "none")
@@ -100,7 +103,7 @@ def test_every_bad_file_is_named_and_the_others_can_still_be_asked(tmp_path):
         connect(tmp_path)
     for part in (str(torn), str(newer), f"{PLACES['evals']} is missing"):
         assert part in str(error.value)
-    assert len(damaged(tmp_path)) == 3
+    assert len(damaged_files(tmp_path)) == 3
     assert answer(
         connect(tmp_path, skip_damaged=True), "SELECT count(*) AS n FROM rollouts"
     ).to_pylist() == [{"n": 8}]
@@ -111,7 +114,7 @@ def test_files_of_older_versions_are_seen_beside_new_ones_with_all_columns(tmp_p
     old = Path(__file__).parents[1] / "fixtures" / "store" / "v1" / "rollouts.parquet"
     (path.parent / "old.parquet").write_bytes(old.read_bytes())
     table = answer(connect(tmp_path), "FROM rollouts")
-    assert table.column_names == ROLLOUTS.names
+    assert table.column_names == [*ROLLOUTS.names, *MARKS]
     assert table.num_rows == 8 + pq.read_metadata(old).num_rows
     assert answer(
         connect(tmp_path),
@@ -129,6 +132,7 @@ def test_a_path_outside_the_data_folder_is_refused(path, tmp_path):
 
 
 def test_the_lock_holds_for_whoever_has_the_connection(tmp_path):
+    (tmp_path / "data").mkdir()
     with pytest.raises(duckdb.Error, match="locked"):
         connect(tmp_path).execute("SET enable_external_access = true")
 
@@ -152,5 +156,6 @@ def test_a_statement_that_is_not_one_query_is_refused(statement, tmp_path):
 
 
 def test_a_wrong_query_is_explained(tmp_path):
+    (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="rewards"):
         answer(connect(tmp_path), "SELECT rewards FROM rollouts")

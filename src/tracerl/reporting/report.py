@@ -41,7 +41,7 @@ from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
 from tracerl.settings.params import Params
 from tracerl.settings.training import RlRound
-from tracerl.store.figures import curve_rows
+from tracerl.store.run_tables import curve_rows
 
 Curve = list[dict[str, Any]]
 

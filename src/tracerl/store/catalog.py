@@ -6,24 +6,26 @@ else, and `answer` runs those that only read. A run lies in a local folder or be
 fsspec opens (s3://bucket/run).
 
 Views of files: tasks, traces, rollouts, evals. Views made of reports/, params.yaml and the
-checkpoints' configurations while connecting: checkpoints, metrics (every figure and every point of
+checkpoints' configurations while connecting: checkpoints, metrics (every metric and every point of
 every curve, one a row), runs (a row for each stage of the params).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
+from tracerl.disk import stream_sha256
 from tracerl.errors import DataError
-from tracerl.store.figures import FIGURES, figures
 from tracerl.store.parquet import MANIFEST, open_parquet, parse_manifest
 from tracerl.store.run_files import RunFiles
+from tracerl.store.run_tables import RUN_TABLES, current_stages, run_tables
 from tracerl.store.schema import DATASETS, SCHEMA_VERSION, SCHEMAS, upgrades
 
-VIEWS = (*DATASETS, *FIGURES)
+VIEWS = (*DATASETS, *RUN_TABLES)
 
 # Name with parameters -> SQL, and what it is for. docs/sql.md shows each at work.
 MACROS: dict[str, tuple[str, str]] = {
@@ -43,8 +45,10 @@ MACROS: dict[str, tuple[str, str]] = {
     ),
     "pass_at_k(n, c, k)": (
         "CASE WHEN k > n THEN NULL WHEN n - c < k THEN 1.0"
-        " ELSE 1 - list_product(list_transform(range(k), lambda i: (n - c - i) / (n - i)::DOUBLE)) END",
-        "chance that k of n responses, c of them correct, hold a correct one: 1 - C(n-c, k) / C(n, k)",
+        " ELSE 1 - list_product("
+        "list_transform(range(k), lambda i: (n - c - i) / (n - i)::DOUBLE)) END",
+        "chance that k of n responses, c of them correct, hold a correct one:"
+        " 1 - C(n-c, k) / C(n, k)",
     ),
 }
 DECODED = ("decoded(ids)", "text of token ids, by the tokenizer of data/checkpoints/base")
@@ -53,35 +57,53 @@ DECODED = ("decoded(ids)", "text of token ids, by the tokenizer of data/checkpoi
 _READING = {duckdb.StatementType.SELECT, duckdb.StatementType.MULTI}
 
 
-def connect(root: Path | str, skip_damaged: bool = False) -> duckdb.DuckDBPyConnection:
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The Parquet files of one data set."""
+
+    published: dict[int, list[str]]
+    """Sound files of stages that have ended, by schema version: what DuckDB opens."""
+
+    unfinished: dict[int, list[str]]
+    """The same of stages that run, failed or were stopped."""
+
+    problems: list[str]
+    """What is wrong with the other files, in words."""
+
+
+def connect(
+    root: Path | str,
+    *,
+    skip_damaged: bool = False,
+    verify: bool = False,
+    unfinished: bool = False,
+) -> duckdb.DuckDBPyConnection:
     """A connection with the views over the run at `root`. A view whose folder holds no file is
     empty and has its columns all the same.
 
-    Raises DataError naming every file that is damaged, missing, or of a schema that is not known;
-    `skip_damaged` leaves those out instead.
+    skip_damaged: leave damaged files out. verify: compare the SHA-256 of every file with its
+    manifest as well, not only name, size and rows. unfinished: add the rows of stages that have not
+    ended; their column `unfinished` is true.
+
+    Raises DataError if there is no run, or naming every file that is damaged, missing, or of a
+    schema that is not known.
     """
     run = RunFiles(root)
-    files = {dataset: _usable_files(run, dataset) for dataset in DATASETS}
-    problems = [problem for _, found in files.values() for problem in found]
+    files = {dataset: _list_files(run, dataset, verify, unfinished) for dataset in DATASETS}
+    problems = [problem for dataset in files.values() for problem in dataset.problems]
     if problems and not skip_damaged:
         raise DataError(
             "files of the run cannot be queried",
             where=str(root),
             got="\n    ".join(["", *problems]),
-            do="`tracerl data check` says more; --skip-damaged asks the others",
+            do="`tracerl data check` says more; --skip-damaged queries the others",
         )
     connection = duckdb.connect(":memory:")
-    run.register(connection)
-    connection.execute(
-        "SET enable_progress_bar = true"
-    )  # `query_progress` is asked for it; nothing is printed
-    connection.execute("SET enable_progress_bar_print = false")
-    connection.execute("SET allowed_directories = [$data]", {"data": run.address("data")})
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    for dataset, (versions, _) in files.items():
-        _create_view(connection, dataset, versions)
-    for name, rows in figures(run).items():
+    _restrict(connection, run)
+    current = current_stages(run)
+    for dataset, dataset_files in files.items():
+        _create_view(connection, dataset, dataset_files, current)
+    for name, rows in run_tables(run).items():
         connection.from_arrow(rows).create(name)
     for signature, (body, _) in MACROS.items():
         connection.execute(f"CREATE MACRO {signature} AS {body}")
@@ -89,11 +111,27 @@ def connect(root: Path | str, skip_damaged: bool = False) -> duckdb.DuckDBPyConn
     return connection
 
 
-def damaged(root: Path | str) -> list[str]:
+def _restrict(connection: duckdb.DuckDBPyConnection, run: RunFiles) -> None:
+    """Lets queries read the data folder and nothing else."""
+    run.register(connection)
+    # `query_progress` needs the progress bar; nothing is printed.
+    connection.execute("SET enable_progress_bar = true")
+    connection.execute("SET enable_progress_bar_print = false")
+    # DuckDB compares a path as it is written: as a name, and as a pattern that stands for one.
+    folders = [run.address("data"), run.pattern("data")]
+    connection.execute("SET allowed_directories = $folders", {"folders": folders})
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def damaged_files(root: Path | str, verify: bool = False) -> list[str]:
     """What `connect` would refuse, in words: one entry for each file that is damaged, missing, or
     of a schema that is not known."""
     run = RunFiles(root)
-    return [problem for dataset in DATASETS for problem in _usable_files(run, dataset)[1]]
+    problems = []
+    for dataset in DATASETS:
+        problems += _list_files(run, dataset, verify, unfinished=True).problems
+    return problems
 
 
 def query(
@@ -106,7 +144,7 @@ def query(
 
     Raises DataError as `connect` does, and if the text is not one query that only reads.
     """
-    return relation(connect(root), sql, values)
+    return relation(connect(root, unfinished=True), sql, values)
 
 
 def relation(
@@ -150,60 +188,148 @@ def _explained(error: duckdb.Error) -> DataError:
     )
 
 
-def _usable_files(run: RunFiles, dataset: str) -> tuple[dict[int, list[str]], list[str]]:
-    """Addresses of a data set's sound files by schema version, and what is wrong with the others."""
-    folder, table = DATASETS[dataset]
-    versions: dict[int, list[str]] = {}
+def _list_files(run: RunFiles, dataset: str, verify: bool, unfinished: bool) -> Files:
+    """The files of a data set, checked against their schema and their manifests."""
+    folder, _, scratch, _ = DATASETS[dataset]
     problems: list[str] = []
-    # Outputs are put beside their place as *.tmp before they are renamed into it.
-    found = [
-        path
-        for path in run.glob(f"data/{folder}/*.parquet")
-        if not path.rsplit("/", 2)[-2].endswith(".tmp")
-    ]
-    for path in found:
+    published = _check_files(run, dataset, f"data/{folder}", verify, problems)
+    in_scratch: dict[int, list[str]] = {}
+    if unfinished and scratch is not None:
+        in_scratch = _check_files(run, dataset, f"data/{scratch}", verify, problems)
+    return Files(published=published, unfinished=in_scratch, problems=problems)
+
+
+def _check_files(
+    run: RunFiles, dataset: str, folders: str, verify: bool, problems: list[str]
+) -> dict[int, list[str]]:
+    """The sound files of `folders` (a pattern) by schema version, as DuckDB opens them; adds what
+    is wrong with the others to `problems`."""
+    versions: dict[int, list[str]] = {}
+    sizes = {
+        path: size
+        for path, size in run.sizes(f"{folders}/*.parquet").items()
+        if not _is_aside(path)
+    }
+    entries = _manifest_entries(run, folders, sizes, problems)
+    for path, size in sizes.items():
         try:
-            with run.open(path) as stream:
-                _, version = open_parquet(run.address(path), table, stream)
-            versions.setdefault(version, []).append(run.address(path))
+            version, num_rows = _read_footer(run, path, DATASETS[dataset].table)
+            if path in entries:
+                _compare(run, path, entries[path], size, num_rows, verify)
         except DataError as error:
             problems.append(str(error))
-    for manifest in run.glob(f"data/{folder}/{MANIFEST}"):
-        parent = manifest.rsplit("/", 1)[0]
-        if parent.endswith(".tmp"):
+        else:
+            versions.setdefault(version, []).append(run.pattern(path))
+    return versions
+
+
+def _read_footer(run: RunFiles, path: str, table: str) -> tuple[int, int]:
+    """Schema version and number of rows of a file."""
+    with run.open(path) as stream:
+        file, version = open_parquet(run.address(path), table, stream)
+        return version, file.metadata.num_rows
+
+
+def _manifest_entries(
+    run: RunFiles, folders: str, paths: Collection[str], problems: list[str]
+) -> dict[str, dict[str, Any]]:
+    """What manifests say of each file, by path. Files that are missing, or that their folder's
+    manifest does not list, are problems."""
+    entries: dict[str, dict[str, Any]] = {}
+    for manifest in run.glob(f"{folders}/{MANIFEST}"):
+        if _is_aside(manifest):
             continue
+        parent = manifest.rpartition("/")[0]
         try:
             with run.open(manifest) as stream:
-                listed = parse_manifest(stream.read().decode(), run.address(manifest))
-            problems += [
-                f"{run.address(parent)}/{name} is missing"
-                for name in sorted(listed)
-                if f"{parent}/{name}" not in found
-            ]
+                files = parse_manifest(stream.read(), run.address(manifest))
         except DataError as error:
             problems.append(str(error))
-    return versions, problems
+            continue
+        listed = {f"{parent}/{name}": entry for name, entry in files.items()}
+        entries |= listed
+        there = {path for path in paths if path.rpartition("/")[0] == parent}
+        problems += [f"{run.address(path)} is missing" for path in sorted(listed.keys() - there)]
+        problems += [
+            f"{run.address(path)} is not in its folder's {MANIFEST}"
+            for path in sorted(there - listed.keys())
+        ]
+    return entries
+
+
+def _compare(
+    run: RunFiles, path: str, entry: dict[str, Any], size: int, num_rows: int, verify: bool
+) -> None:
+    """Raises DataError unless a file has the size, the rows and, if asked for, the checksum that
+    its manifest says."""
+    values: dict[str, object] = {"bytes": size, "rows": num_rows}
+    if verify:
+        with run.open(path) as stream:
+            values["sha256"] = stream_sha256(stream)
+    for name, value in values.items():
+        if value != entry[name]:
+            raise DataError(
+                "a Parquet file is not the one that its stage wrote",
+                where=run.address(path),
+                got=f"{name} {value}",
+                wanted=f"{name} {entry[name]}, as {MANIFEST} has it",
+                do="run the stage that wrote it again, or `dvc checkout` it",
+            )
+
+
+def _is_aside(path: str) -> bool:
+    """Whether a file lies in an output that is still being published: outputs are put beside their
+    place as *.tmp before they are renamed into it."""
+    return any(part.endswith(".tmp") for part in path.split("/")[:-1])
 
 
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, dataset: str, versions: Mapping[int, list[str]]
+    connection: duckdb.DuckDBPyConnection,
+    dataset: str,
+    files: Files,
+    current: Collection[str] | None,
 ) -> None:
-    """A view over files of any known version, with the columns of this one."""
-    table = DATASETS[dataset].table
-    if not versions:
-        connection.from_arrow(SCHEMAS[table].empty_table()).create(dataset)
-        return
-    columns = ", ".join(SCHEMAS[table].names)
+    """A view over files of any known version, with the columns of this one and the marks.
+
+    current: stages whose params and inputs have not changed, None if that is not known.
+    """
+    _, table, _, held_out = DATASETS[dataset]
+    names = ", ".join(SCHEMAS[table].names)
     parts = []
-    for version, addresses in sorted(versions.items()):
-        listed = ", ".join("'" + address.replace("'", "''") + "'" for address in addresses)
-        added = (
-            "".join(f", {text} AS {name}" for name, text in upgrades(table, version).items())
-            if version < SCHEMA_VERSION
-            else ""
-        )
-        parts.append(f"SELECT {columns} FROM (SELECT *{added} FROM read_parquet([{listed}]))")
-    connection.execute(f"CREATE VIEW {dataset} AS {' UNION ALL '.join(parts)}")
+    for unfinished, versions in ((False, files.published), (True, files.unfinished)):
+        for version, patterns in sorted(versions.items()):
+            listed = ", ".join(_quote(pattern) for pattern in patterns)
+            added = ""
+            if version < SCHEMA_VERSION:
+                for name, text in upgrades(table, version).items():
+                    added += f", {text} AS {name}"
+            source = f"(SELECT *{added} FROM read_parquet([{listed}]))"
+            parts.append(f"SELECT {names}, {str(unfinished).lower()} AS unfinished FROM {source}")
+    if not parts:
+        connection.from_arrow(SCHEMAS[table].empty_table()).create(f"no_{dataset}")
+        parts.append(f"SELECT {names}, false AS unfinished FROM no_{dataset}")
+    columns = names
+    if held_out is not None:
+        state = "NULL::BOOLEAN"
+        if current is not None:
+            stages = ", ".join(_quote(stage) for stage in sorted(current))
+            state = f"NOT list_contains([{stages}]::VARCHAR[], split_part(stage, '/', 1))"
+        columns += f", {held_out} AS held_out, unfinished, {state} AS outdated"
+    rows = " UNION ALL ".join(parts)
+    try:
+        connection.execute(f"CREATE VIEW {dataset} AS SELECT {columns} FROM ({rows})")
+    except duckdb.Error as error:
+        raise DataError(
+            "DuckDB cannot read a file of the run",
+            where=f"data set {dataset}",
+            got=error,
+            do="`tracerl data check` says which; run the stage that wrote it again",
+        ) from error
+
+
+def _quote(text: str) -> str:
+    """A text as SQL has it."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _create_decoded(connection: duckdb.DuckDBPyConnection, run: RunFiles) -> None:

@@ -54,7 +54,7 @@ def check_run(root: Path) -> Iterator[Finding]:
     """Findings of every data set of the run at `root`, then of the rules between rows over the
     files that are sound."""
     data, vocab_size = root / "data", vocabulary_size(root)
-    for dataset, (_, table) in DATASETS.items():
+    for dataset, (_, table, _, _) in DATASETS.items():
         for folder in folders(data, dataset):
             yield from check_folder(folder, table, vocab_size)
     connection = connect(root, skip_damaged=True)

@@ -21,7 +21,7 @@ from tracerl.settings.evaluation import Validation
 from tracerl.store.catalog import answer, connect
 from tracerl.store.check import broken_between_rows, check_folder, folders
 from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES
-from tracerl.store.schema import DATASETS, SCHEMAS
+from tracerl.store.schema import DATASETS, MARKS, SCHEMAS
 
 FILES_RULE = "files_are_sound"
 
@@ -107,7 +107,8 @@ def gather(
     for name, (says, query) in SET_RULES[dataset].items():
         violations[name] = Violation(says, *broken_between_rows(connection, query))
     groups = answer(connection, _FIGURES[dataset]).to_pylist()
-    columns = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
+    described = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
+    columns = [name for name in described if name not in MARKS]
     return Evidence(
         dataset,
         columns,

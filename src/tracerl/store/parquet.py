@@ -171,7 +171,7 @@ def read_manifest(folder: Path) -> dict[str, dict[str, Any]] | None:
     return parse_manifest(path.read_text(encoding="utf-8"), str(path))
 
 
-def parse_manifest(text: str, where: str) -> dict[str, dict[str, Any]]:
+def parse_manifest(text: str | bytes, where: str) -> dict[str, dict[str, Any]]:
     """Entries of a manifest's text. Raises DataError if it is damaged."""
     try:
         files: dict[str, dict[str, Any]] = json.loads(text)["files"]

@@ -108,20 +108,44 @@ SCHEMAS = {"tasks": TASKS, "rollouts": ROLLOUTS}
 
 
 class Dataset(NamedTuple):
-    """Where the files of a data set lie: their folders below data/ (a pattern), and the schema they
-    have."""
+    """Where the files of a data set lie, and the schema they have."""
 
     folder: str
+    """Its folders below data/, a pattern."""
+
     table: str
+    """Its schema in SCHEMAS."""
+
+    scratch: str | None
+    """Folders below data/ where stages that have not ended keep theirs; None if there are none."""
+
+    held_out: str | None
+    """SQL that is true of a response to a held-out problem; None where rows are no responses."""
 
 
 # `rollouts` holds the RL rounds' training and held-out responses.
 DATASETS = {
-    "tasks": Dataset("tasks", "tasks"),
-    "traces": Dataset("traces", "rollouts"),
-    "rollouts": Dataset("rollouts/*", "rollouts"),
-    "evals": Dataset("evals/*", "rollouts"),
+    "tasks": Dataset("tasks", "tasks", None, None),
+    "traces": Dataset("traces", "rollouts", "scratch/traces-*/traces", "false"),
+    "rollouts": Dataset(
+        "rollouts/*", "rollouts", "scratch/rl@*/rollouts", "contains(stage, '/held-out')"
+    ),
+    "evals": Dataset("evals/*", "rollouts", "scratch/evaluate@*/rows", "true"),
 }
+
+# Columns that the views of responses add to the stored ones, and what each is.
+MARKS = {
+    "held_out": "whether the response is to a held-out problem",
+    "unfinished": "whether its stage has not ended: the row lies in data/scratch",
+    "outdated": "whether params.yaml or an input has changed since the stage ran, as dvc.lock has it",
+}
+
+
+def view_columns(dataset: str) -> list[str]:
+    """Columns of the view of a data set, in their order."""
+    _, table, _, held_out = DATASETS[dataset]
+    return [*SCHEMAS[table].names, *(MARKS if held_out is not None else ())]
+
 
 # Version -> table -> the columns that the next version added, as DuckDB expressions over a row of
 # this version.

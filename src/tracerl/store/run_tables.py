@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from tracerl.errors import DataError
 from tracerl.store.run_files import RunFiles
 
-FIGURES = {
+RUN_TABLES = {
     "checkpoints": pa.schema(
         [
             ("checkpoint", pa.string()),
@@ -24,7 +24,7 @@ FIGURES = {
             ("vocab_size", pa.int64()),
         ]
     ),
-    # step: the curve's step or iteration, null for a figure of the whole stage.
+    # step: the curve's step or iteration, null for a metric of the whole stage.
     "metrics": pa.schema(
         [
             ("stage", pa.string()),
@@ -47,26 +47,21 @@ FIGURES = {
 }
 
 
-_OF_MANY = ("summary", "replication", "replication-fast")  # files that are no one stage's metrics
+# Metrics files that belong to no single stage.
+_OF_SEVERAL = ("summary", "replication", "replication-fast")
 
 
-def figures(run: RunFiles) -> dict[str, pa.Table]:
+def run_tables(run: RunFiles) -> dict[str, pa.Table]:
     """Rows of the three views. Raises DataError naming a file that is damaged; what is not there
     has no rows."""
-    params, metrics = (
-        _params(run),
-        {path: _json(run, path) for path in run.glob("reports/metrics/**/*.json")},
-    )
-    named = {
-        path.removeprefix("reports/metrics/").removesuffix(".json"): value
-        for path, value in metrics.items()
-    }
-    points = [
-        row
-        for name, value in named.items()
-        if name not in _OF_MANY
-        for row in _leaves(_stage_of(name), "", None, value)
-    ]
+    params = _params(run)
+    named = {}
+    for path in run.glob("reports/metrics/**/*.json"):
+        named[path.removeprefix("reports/metrics/").removesuffix(".json")] = _json(run, path)
+    points: list[dict[str, Any]] = []
+    for name, value in named.items():
+        if name not in _OF_SEVERAL:
+            points += _leaves(_stage_of(name), "", None, value)
     for path in run.glob("reports/curves/*.tsv"):
         points += _curve(run, path)
     runs = list(_runs(params, named))
@@ -77,8 +72,79 @@ def figures(run: RunFiles) -> dict[str, pa.Table]:
         "runs": runs,
     }
     return {
-        name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in FIGURES.items()
+        name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in RUN_TABLES.items()
     }
+
+
+def current_stages(run: RunFiles) -> set[str] | None:
+    """The stages of params.yaml whose results are still theirs: neither their params nor an input
+    has changed since they ran, as far as dvc.lock says. None if there is no params.yaml.
+
+    Raises DataError if one of the two files is damaged.
+    """
+    params = _params(run)
+    if not params:
+        return None
+    lock = _lock(run)
+    current = {row["stage"] for row in _runs(params, {})}
+    made_by: dict[str, tuple[str, Any]] = {}  # path -> stage and checksum of an output
+    for stage, entry in lock.items():
+        for output in entry.get("outs", []):
+            made_by[output["path"]] = (stage, output.get("md5"))
+    changed = {name for name, entry in lock.items() if _params_changed(run, entry, params)}
+    # Stages stand in the lock in the order in which they first ran, so repeat until nothing moves.
+    num_changed = -1
+    while num_changed != len(changed):
+        num_changed = len(changed)
+        for name, entry in lock.items():
+            for dependency in entry.get("deps", []):
+                stage, checksum = made_by.get(dependency["path"], ("", dependency.get("md5")))
+                if stage in changed or checksum != dependency.get("md5"):
+                    changed.add(name)
+    return current - changed
+
+
+def _params_changed(run: RunFiles, entry: dict[str, Any], params: dict[str, Any]) -> bool:
+    """Whether params that dvc.lock has for a stage are not those of the file now."""
+    for path, values in entry.get("params", {}).items():
+        tree = params if path == "params.yaml" else _yaml(run, path)
+        for key, value in (values or {}).items():
+            now: Any = tree
+            for part in key.split("."):
+                now = _get(now, part)
+            if not _equal(value, now):
+                return True
+    return False
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Equality of two values of YAML. The C parser, which reads dvc.lock, takes 1e-05 for text."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(value, b[key]) for key, value in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, str) and isinstance(b, int | float):
+        return _number(a) == b
+    return bool(a == b)
+
+
+def _lock(run: RunFiles) -> dict[str, Any]:
+    """Stages of dvc.lock; none if there is no such file."""
+    if not run.glob("dvc.lock"):
+        return {}
+    try:
+        lock = YAML(typ="safe").load(run.text("dvc.lock"))  # 100 kB: the C parser, not the pure one
+        stages = dict(lock["stages"])
+        if not all(isinstance(entry, dict) for entry in stages.values()):
+            raise TypeError("a stage is not a mapping")
+    except (YAMLError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            "DVC's lock file is damaged",
+            where=run.address("dvc.lock"),
+            got=error,
+            do="put back the last good one: git checkout dvc.lock",
+        ) from error
+    return stages
 
 
 def _stage_of(name: str) -> str:
@@ -177,21 +243,22 @@ def _number(cell: str) -> float | str:
 
 
 def _params(run: RunFiles) -> dict[str, Any]:
-    if not run.glob("params.yaml"):
-        return {}
+    return _yaml(run, "params.yaml") if run.glob("params.yaml") else {}
+
+
+def _yaml(run: RunFiles, path: str) -> dict[str, Any]:
+    """A YAML file's mapping, empty if it holds something else."""
     try:
-        params = YAML(typ="safe", pure=True).load(run.text("params.yaml"))
-    except (UnicodeDecodeError, YAMLError) as error:
-        raise DataError(
-            "the params of the run cannot be read", where="params.yaml", got=error
-        ) from error
-    return params if isinstance(params, dict) else {}
+        values = YAML(typ="safe", pure=True).load(run.text(path))
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise DataError("a YAML file of the run cannot be read", where=path, got=error) from error
+    return values if isinstance(values, dict) else {}
 
 
 def _json(run: RunFiles, path: str) -> Any:
     try:
         return json.loads(run.text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             "a JSON file is damaged", where=path, got=error, do="run the stage that wrote it again"
         ) from error
