@@ -29,9 +29,11 @@ from tracerl.seeds import generator_for
 from tracerl.settings.params import load_params
 from tracerl.settings.tasks import TaskSet
 from tracerl.settings.training import Optimizer, RlRound, Training
-from tracerl.store.workspace import Workspace
 from tracerl.tasks import make_task_set
-from tracerl.training.rl import train_rl
+from tracerl.training.collect import Judging
+from tracerl.training.rl import Models, TaskPools, train_rl
+from tracerl.training.run_context import RunContext
+from tracerl.training.scratch import Workspace
 from tracerl.training.sft import train_sft, worked_trajectory
 from tracerl.types import Task
 
@@ -122,12 +124,18 @@ def base(family: str, tokenizer: Tokenizer, tasks: list[Task], steps: int, folde
         tokenizer,
         examples,
         settings,
-        1,
-        "base",
-        Workspace(folder),
-        lambda done, total, text: None,
+        run_context("base", folder),
     )
     return model
+
+
+def run_context(stage: str, folder: Path) -> RunContext:
+    return RunContext(
+        seed=1,
+        stage=stage,
+        workspace=Workspace(folder),
+        on_progress=lambda done, total, text: None,
+    )
 
 
 def round_of(method: str, iterations: int, problems: int) -> RlRound:
@@ -206,20 +214,12 @@ def main() -> None:
             )
             critic = ValueModel(model) if settings.value is not None else None
             train, test = ({"sums": split[name]} for name in ("train", "test"))
-            space = Workspace(Path(folder, method))
             curves = train_rl(
-                model,
-                None,
-                critic,
-                tokenizer,
-                train,
-                test,
+                Models(policy=model, tokenizer=tokenizer, value_model=critic),
+                TaskPools(train=train, held_out=test),
                 settings,
-                True,
-                1,
-                "rl@sums",
-                space,
-                lambda done, total, text: None,
+                Judging(truncated_is_wrong=True),
+                run_context("rl@sums", Path(folder, method)),
             )
             before, after = (row["accuracy"] for row in curves["held_out"])
             bar = before + options.lift

@@ -55,23 +55,26 @@ PHASES = {
     "sampling": ["tracerl.rollouts.responses:sample"],
     "verifying": ["tracerl.rollouts.responses:_verdicts_and_scores"],
     "views": [
-        *(f"tracerl.training.rl:{name}" for name in ("build_views", "row_bundles", "_Round._plan")),
+        *(
+            f"tracerl.training.policy_update:{name}"
+            for name in ("build_views", "row_bundles", "PolicyUpdate.plan")
+        ),
         *(
             f"tracerl.training.sft:{name}"
-            for name in ("build_views", "_plan", "completed", "num_layout_tokens")
+            for name in ("build_views", "_plan", "complete_last_block", "num_layout_tokens")
         ),
-        *(f"tracerl.sampling.traces:{name}" for name in ("build_views", "_plan")),
+        *(f"tracerl.training.traces:{name}" for name in ("build_views", "_plan")),
     ],
     "forward": [
-        "tracerl.training.rl:scores",
+        "tracerl.training.policy_update:scores",
         "tracerl.training.sft:token_logprobs",
-        "tracerl.sampling.traces:predicted_logits",
+        "tracerl.training.traces:predicted_logits",
     ],
     "backward": ["torch:Tensor.backward"],
     "optimizer": ["tracerl.training.trainer:Trainer._apply"],
     "storing": [
-        *(f"tracerl.store.workspace:Workspace.{name}" for name in ("save", "publish")),
-        "tracerl.training.rl:_Round._store",
+        *(f"tracerl.training.scratch:Workspace.{name}" for name in ("save", "publish")),
+        "tracerl.training.collect:Collector._store",
         *(
             f"stages.{stage}:{name}"
             for stage in ("evaluate", "traces")

@@ -31,9 +31,11 @@ from tracerl.seeds import generator_for
 from tracerl.settings.models import Launch
 from tracerl.settings.params import parse_params
 from tracerl.store.files import read_rollouts
-from tracerl.store.workspace import Workspace
 from tracerl.tasks import make_task_set
-from tracerl.training.rl import ROLLOUTS, train_rl
+from tracerl.training.collect import Judging
+from tracerl.training.rl import ROLLOUTS, Models, TaskPools, train_rl
+from tracerl.training.run_context import RunContext
+from tracerl.training.scratch import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = 1.6
@@ -134,19 +136,17 @@ def rank_of(options: argparse.Namespace) -> None:
         ranks=distributed.size(), hosts=[], port=29400, zero=options.zero, offload=False
     )
     curves = train_rl(
-        model,
-        None,
-        None,
-        tokenizer,
-        train,
-        test,
+        Models(policy=model, tokenizer=tokenizer),
+        TaskPools(train=train, held_out=test),
         settings,
-        True,
-        1,
-        "rl@bench",
-        Workspace(options.rank_of / "w"),
-        mark,
-        launch,
+        Judging(truncated_is_wrong=True),
+        RunContext(
+            seed=1,
+            stage="rl@bench",
+            workspace=Workspace(options.rank_of / "w"),
+            on_progress=mark,
+            launch=launch,
+        ),
     )
     if distributed.is_first():
         first = read_rollouts(options.rank_of / "w" / ROLLOUTS / "iter-00001.parquet")

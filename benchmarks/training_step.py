@@ -124,14 +124,14 @@ def step(trainer: Trainer[Policy], batch: list[Trajectory], plain: bool) -> None
         old = logprobs_of(model.eval(), views, plain)
     weights = torch.full_like(old, 1 / len(old))
 
-    def loss() -> torch.Tensor:
+    def loss(views: Views) -> tuple[torch.Tensor, dict[str, float]]:
         new = logprobs_of(model, views, plain)
         gain = policy_gain(
             "token", new, old, torch.ones_like(old), (0.2, 0.2), views.source, views.weight
         )
-        return policy_loss(gain, torch.zeros_like(gain), weights, 0.0)
+        return policy_loss(gain, torch.zeros_like(gain), weights, 0.0), {}
 
-    trainer.step([loss])
+    trainer.step([views], loss)
 
 
 def trainer_of(

@@ -31,7 +31,7 @@ from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError, ParamsError, TracerlError
 from tracerl.settings.models import Launch
 from tracerl.settings.params import Params, load_params
-from tracerl.store.workspace import Workspace
+from tracerl.training.scratch import Workspace
 from tracerl.types import Task
 
 if TYPE_CHECKING:  # stages without tensors do not wait for torch

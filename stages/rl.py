@@ -19,19 +19,21 @@ from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 from tracerl.settings.training import RlRound
 from tracerl.store.parquet import seal
-from tracerl.training.process import ProcessSide
-from tracerl.training.rl import ROLLOUTS, train_rl
+from tracerl.training.collect import Judging
+from tracerl.training.process_rewards import ProcessRewarder
+from tracerl.training.rl import ROLLOUTS, Models, TaskPools, train_rl
+from tracerl.training.run_context import RunContext
 
 
 def main(name: str) -> None:
     params = context.load(ranks=True)
     judging.prepare(params)
     settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
-    process = (
-        ProcessSide(judging.judge(params, settings.process.judge), settings.process)
-        if settings.process is not None
-        else None
-    )
+    rewarder = None
+    if settings.process is not None:
+        rewarder = ProcessRewarder(
+            judge=judging.judge(params, settings.process.judge), settings=settings.process
+        )
     asked, drawn = (
         settings.held_out.tasks or list(settings.tasks),
         dict.fromkeys(t for one in settings.stretches for t in one.tasks),
@@ -40,41 +42,48 @@ def main(name: str) -> None:
     space = context.workspace(
         stage, params, settings, [context.CHECKPOINTS / settings.init, *files.values()]
     )
-    model, reference, value_model, tokenizer = models(params, settings, stage)
+    models = load_models(params, settings, stage)
+    value_model = models.value_model
     context.measure(
-        stage, model, reference, *([value_model.transformer] if value_model is not None else [])
+        stage,
+        models.policy,
+        models.reference,
+        *([value_model.transformer] if value_model is not None else []),
     )
     samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
     tightest = min(
-        samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(tokenizer, one))
+        samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(models.tokenizer, one))
     )
-    tasks, dropped = fitting_tasks(files, tokenizer, tightest, stage)
+    tasks, dropped = fitting_tasks(files, models.tokenizer, tightest, stage)
     train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
     test = {
         task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked
     }
-    show = context.progress(stage, "iteration")
-    judges = judging.asked(params, settings)
     curves = train_rl(
-        model,
-        reference,
-        value_model,
-        tokenizer,
-        train,
-        test,
+        models,
+        TaskPools(train=train, held_out=test),
         settings,
-        params.truncated_is_wrong,
-        params.seed,
-        stage,
-        space,
-        show,
-        params.launch,
-        process,
-        judges,
+        Judging(
+            truncated_is_wrong=params.truncated_is_wrong,
+            rewarder=rewarder,
+            judges=judging.asked(params, settings),
+        ),
+        RunContext(
+            seed=params.seed,
+            stage=stage,
+            workspace=space,
+            on_progress=context.progress(stage, "iteration"),
+            launch=params.launch,
+        ),
     )
     if not distributed.is_first():
         return
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
+    save_checkpoint(
+        models.policy,
+        models.tokenizer,
+        space.directory / "checkpoint",
+        context.CHECKPOINTS / stage,
+    )
     if value_model is not None:
         save_value_model(value_model, space.directory / "checkpoint")
     context.write_curve(space.directory / "curve.tsv", curves["train"])
@@ -82,7 +91,7 @@ def main(name: str) -> None:
     seal(space.directory / ROLLOUTS)
     write_json(
         space.directory / "metrics.json",
-        {"policy_hash": policy_hash(model), **figures(curves, settings, dropped)},
+        {"policy_hash": policy_hash(models.policy), **figures(curves, settings, dropped)},
     )
     space.publish(
         {
@@ -93,10 +102,8 @@ def main(name: str) -> None:
     )
 
 
-def models(
-    params: Params, settings: RlRound, stage: str
-) -> tuple[Policy, Policy | None, ValueModel | None, Tokenizer]:
-    """What a round trains, the policy that its KL is held to, its value model, the tokenizer."""
+def load_models(params: Params, settings: RlRound, stage: str) -> Models:
+    """What a round trains, the policy that its KL is taken to, its value model, the tokenizer."""
     start = context.CHECKPOINTS / settings.init
 
     def initial() -> tuple[Policy, Tokenizer]:
@@ -116,7 +123,7 @@ def models(
             if settings.value.start == "parent"
             else ValueModel(model)
         )
-    return model, reference, value_model, tokenizer
+    return Models(policy=model, tokenizer=tokenizer, reference=reference, value_model=value_model)
 
 
 def figures(

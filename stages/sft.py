@@ -17,7 +17,8 @@ from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 from tracerl.settings.training import Training
 from tracerl.store.files import read_tasks, read_trajectories
-from tracerl.training.sft import check_lengths, train_sft, worked_trajectory
+from tracerl.training.run_context import RunContext
+from tracerl.training.sft import drop_long_examples, train_sft, worked_trajectory
 from tracerl.types import Trajectory
 
 
@@ -51,7 +52,7 @@ def train_and_publish(
     model, tokenizer = initial(params)
     context.measure(stage, model)
     read = worked_solutions if data == "tasks" else verified_traces
-    examples, dropped = check_lengths(
+    examples, dropped = drop_long_examples(
         {name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage
     )
     curve = train_sft(
@@ -59,11 +60,13 @@ def train_and_publish(
         tokenizer,
         examples,
         settings,
-        params.seed,
-        stage,
-        space,
-        context.progress(stage, "step"),
-        params.launch,
+        RunContext(
+            seed=params.seed,
+            stage=stage,
+            workspace=space,
+            on_progress=context.progress(stage, "step"),
+            launch=params.launch,
+        ),
     )
     if not distributed.is_first():
         return

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import save_file
 
-from tests.rounds import round_of
+from tests.rounds import by_split, round_of, run_context
 from tests.tiny import tiny_architecture
 from tracerl import distributed
 from tracerl.models import transformer
@@ -24,8 +24,8 @@ from tracerl.models.value import ValueModel
 from tracerl.rollouts import responses
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Launch, Lora
-from tracerl.store.workspace import Workspace
-from tracerl.training import rl, sharded
+from tracerl.training import collect, rl, sharded
+from tracerl.training.collect import Judging
 from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task
 
@@ -143,10 +143,6 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
         for i in range(4)
         for split in ("train", "test")
     ]
-    by_split = {
-        split: {"set": [task for task in tasks if task.split == split]}
-        for split in ("train", "test")
-    }
     model = (
         new_model(
             tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape),
@@ -178,25 +174,17 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
         patch.object(transformer, "LOGITS_AT_ONCE", 200),
     )
     judged = patch.object(
-        rl, "respond", lambda *arguments, **named: paid(respond(*arguments, **named))
+        collect, "respond", lambda *arguments, **named: paid(respond(*arguments, **named))
     )
     try:
         for one in (judged, apart, parts):
             one.start()
         curves = rl.train_rl(
-            model,
-            None,
-            value,
-            tokenizer,
-            by_split["train"],
-            by_split["test"],
+            rl.Models(policy=model, tokenizer=tokenizer, value_model=value),
+            by_split(tasks),
             settings,
-            True,
-            1,
-            "rl@test",
-            Workspace(folder),
-            progress,
-            launch,
+            Judging(truncated_is_wrong=True),
+            run_context(folder, progress, launch),
         )
     except StoppedError:
         return {}
@@ -230,7 +218,7 @@ def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
         )
 
     plain = trainer(None)
-    plain.step([lambda: (plain.parameters["0.weight"] ** 2).sum()])
+    plain.step([plain.parameters["0.weight"]], lambda weight: ((weight**2).sum(), {}))
     with patch.object(sharded, "KEPT_WHOLE", 0):
         going_on = trainer(Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False))
         going_on.load_state(plain.state())

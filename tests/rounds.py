@@ -2,6 +2,7 @@
 params file or a folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,17 @@ import yaml
 
 from tests.tiny import END_IDS, MASK_ID
 from tracerl.models.policy import Policy
+from tracerl.models.value import ValueModel
 from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
+from tracerl.settings.models import Launch
 from tracerl.settings.training import RlRound
-from tracerl.store.workspace import Workspace
-from tracerl.training.rl import Batch, ValueSide, _Round
+from tracerl.training.collect import Collector, Judging
+from tracerl.training.credit import AdvantageEstimator
+from tracerl.training.critic import Critic
+from tracerl.training.policy_update import Batch, PolicyUpdate
+from tracerl.training.rl import TaskPools, make_batch
+from tracerl.training.run_context import RunContext
+from tracerl.training.scratch import Workspace
 from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task, Trajectory
 
@@ -43,6 +51,22 @@ SERVER: dict[str, Any] = {
     "backoff_seconds": 0.01,
     "concurrency": 8,
     "instructions": "",
+}
+CRITIC: dict[str, Any] = {
+    "start": "policy",
+    "discount": 1.0,
+    "trace": 1.0,
+    "clip": 10.0,
+    "every": 1,
+    "updates": 2,
+    "optimizer": {
+        "lr": 0.01,
+        "betas": [0.9, 0.99],
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup": 0,
+        "decay": 0.0,
+    },
 }
 OWN_RATIO = {
     "wd1": "none",
@@ -82,19 +106,94 @@ class TinyTokenizer:
     mask_id, end_ids = MASK_ID, END_IDS
 
 
-def round_on(
+def trainer_on(model: Policy, settings: RlRound) -> Trainer[Policy]:
+    num_steps = settings.iterations * settings.updates * settings.epochs
+    return Trainer(model, settings.optimizer, num_steps)
+
+
+def update_on(
     model: Policy,
     settings: RlRound,
-    folder: Path,
     reference: Policy | None = None,
-    value: ValueSide | None = None,
-) -> _Round:
-    tokenizer: Any = TinyTokenizer()
-    trainer = Trainer(
-        model, settings.optimizer, settings.iterations * settings.updates * settings.epochs
+    trainer: Trainer[Policy] | None = None,
+) -> PolicyUpdate:
+    return PolicyUpdate(
+        trainer=trainer or trainer_on(model, settings),
+        settings=settings,
+        mask_id=MASK_ID,
+        seed=1,
+        stage="rl@test",
+        reference=reference,
     )
-    return _Round(
-        model, trainer, reference, value, tokenizer, settings, True, 1, "rl@test", Workspace(folder)
+
+
+def estimator_on(
+    model: Policy, settings: RlRound, critic: Critic | None = None
+) -> AdvantageEstimator:
+    tokenizer: Any = TinyTokenizer()
+    return AdvantageEstimator(
+        settings=settings,
+        family=model.family,
+        tokenizer=tokenizer,
+        seed=1,
+        stage="rl@test",
+        critic=critic,
+    )
+
+
+def collector_on(model: Policy, settings: RlRound, folder: Path) -> Collector:
+    tokenizer: Any = TinyTokenizer()
+    return Collector(
+        model=model,
+        tokenizer=tokenizer,
+        settings=settings,
+        judging=Judging(truncated_is_wrong=True),
+        seed=1,
+        stage="rl@test",
+        folder=folder,
+    )
+
+
+def critic_on(policy: Policy, settings: RlRound, num_steps: int) -> Critic:
+    assert settings.value is not None
+    model = ValueModel(policy)
+    trainer = Trainer(model, settings.value.optimizer, num_steps)
+    return Critic(settings=settings.value, trainer=trainer)
+
+
+def learn(update: PolicyUpdate, groups: list[list[Rollout]], iteration: int) -> None:
+    """One optimizer step on groups of rollouts."""
+    estimator = estimator_on(update.trainer.model, update.settings)
+    advantages, _ = estimator.estimate(groups, iteration)
+    batch = make_batch(estimator, groups, advantages, range(len(groups)))
+    update.step(update.prepare(batch, iteration, 0))
+
+
+def ignore_progress(done: int, total: int, text: str) -> None:
+    pass
+
+
+def run_context(
+    folder: Path,
+    on_progress: Callable[[int, int, str], None] = ignore_progress,
+    launch: Launch | None = None,
+    stage: str = "rl@test",
+) -> RunContext:
+    return RunContext(
+        seed=1,
+        stage=stage,
+        workspace=Workspace(folder),
+        on_progress=on_progress,
+        launch=launch,
+    )
+
+
+def by_split(tasks: list[Task]) -> TaskPools:
+    """The tasks, all of one set, by their split."""
+    name = tasks[0].task_set
+    return TaskPools(
+        train={name: [task for task in tasks if task.split == "train"]},
+        held_out={name: [task for task in tasks if task.split == "test"]},
     )
 
 
@@ -126,7 +225,7 @@ def rollout_of(trajectory: Trajectory, reward: float) -> Rollout:
 
 
 def batch_of(trajectories: list[Trajectory], advantages: list[float]) -> Batch:
-    return Batch(
-        trajectories,
-        [np.full(len(t.response_ids), a) for t, a in zip(trajectories, advantages, strict=True)],
-    )
+    tables = []
+    for trajectory, advantage in zip(trajectories, advantages, strict=True):
+        tables.append(np.full(len(trajectory.response_ids), advantage))
+    return Batch(trajectories=trajectories, advantages=tables)

@@ -28,7 +28,7 @@ from tracerl.reporting.summary import COLUMNS, HEADINGS, markdown_table, read_su
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 from tracerl.store.schema import DATASETS
-from tracerl.store.workspace import Workspace
+from tracerl.training.scratch import Workspace
 
 ROOT = Path(__file__).parents[1]
 QUERY = """

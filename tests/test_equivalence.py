@@ -7,7 +7,6 @@ error makes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rounds import run_context
 from tests.tiny import (
     APPROXIMATE,
     END_IDS,
@@ -27,8 +27,8 @@ from tests.tiny import (
     tiny_requests,
     tiny_sampler,
 )
+from tests.trajectories import cases
 from tracerl.models.families import FAMILIES
-from tracerl.models.masks import first_live_start
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.objectives import likelihood
@@ -56,9 +56,8 @@ from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
 from tracerl.settings.sampling import Sampler
 from tracerl.settings.training import Optimizer, SftRound
-from tracerl.store.workspace import Workspace
 from tracerl.training.sft import train_sft
-from tracerl.training.trainer import Trainer, packed
+from tracerl.training.trainer import Trainer, pack_padded
 from tracerl.types import Trajectory
 
 MODELS = {family: sharp_model(family, torch.float64) for family in FAMILIES}
@@ -161,47 +160,6 @@ def test_equal_requests_with_other_keys_give_other_responses():
 
 
 # Views: the partition law
-
-
-@st.composite
-def trajectories(draw: st.DrawFn, block_size: int, full: bool) -> Trajectory:
-    """Any trajectory a sampler of this block size can make: blocks in order, inside a block any
-    ordered partition."""
-    prompt_length, num_blocks = draw(st.integers(1, 2 * block_size + 1)), draw(st.integers(1, 4))
-    start = first_live_start(prompt_length, block_size, "full" if full else "block_causal")
-    end = start + num_blocks * block_size
-    step_map: list[int] = []
-    for block in range(num_blocks):
-        inside = block_size - (prompt_length - start if block == 0 else 0)
-        drawn = draw(st.lists(st.integers(0, block_size - 1), min_size=inside, max_size=inside))
-        ranks = np.unique(drawn, return_inverse=True)[1].reshape(-1)
-        step_map += [int(rank) + 1 + max(step_map, default=0) for rank in ranks]
-    ids = draw(st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=end, max_size=end))
-    nothing = np.zeros(len(step_map), dtype=np.float32)
-    return Trajectory(
-        prompt_ids=np.array(ids[:prompt_length], dtype=np.int32),
-        response_ids=np.array(ids[prompt_length:], dtype=np.int32),
-        step_map=np.array(step_map, dtype=np.int32),
-        logprobs=nothing,
-        filtered_logprobs=nothing,
-        num_tokens=draw(st.integers(1, len(step_map))),
-        block_size=block_size,
-        canvas_length=end + (block_size * draw(st.integers(0, 2)) if full else 0),
-        stop_reason="end",
-    )
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[str, list[Trajectory], int]:
-    """A family, some trajectories of one block size, and a training block that is a multiple of it."""
-    family = draw(st.sampled_from(sorted(FAMILIES)))
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    items = trajectories(block_size, FAMILIES[family].attention == "full")
-    return (
-        family,
-        draw(st.lists(items, min_size=1, max_size=3)),
-        block_size * draw(st.sampled_from([1, 2, 3])),
-    )
 
 
 def views_of(family: str, batch: Sequence[Trajectory], block_size: int, shrink: int) -> Views:
@@ -398,7 +356,9 @@ def test_one_clean_stream_for_all_views_equals_a_row_for_each(family, block_size
 def splits(batch: Sequence[Trajectory], lengths: list[int]) -> list[list[list[int]]]:
     """The whole batch at once, in another order, one by one, and as micro-batches of two sizes."""
     everything = list(range(len(batch)))
-    packings = [packed(lengths, max_tokens) for max_tokens in (2 * max(lengths), 4 * max(lengths))]
+    packings = [
+        pack_padded(lengths, max_tokens) for max_tokens in (2 * max(lengths), 4 * max(lengths))
+    ]
     assert all(sorted(i for part in packing for i in part) == everything for packing in packings)
     assert all(1 < len(packing) < len(batch) for packing in packings)
     return [[everything], [everything[::-1]], [[i] for i in everything], *packings]
@@ -413,7 +373,7 @@ def totals(
         lr=1e-30, betas=(0.9, 0.99), weight_decay=0.0, clip_norm=1e30, warmup=0, decay=0.0
     )
     trainer = Trainer(model, optimizer, total_steps=10)
-    stats = trainer.step([partial(loss_of, part) for part in parts])
+    stats = trainer.step(parts, lambda part: (loss_of(part), {}))
     return stats.loss, [
         parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
     ]
@@ -516,10 +476,8 @@ def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective
                 lr=1e-3, betas=(0.9, 0.99), weight_decay=0.01, clip_norm=1.0, warmup=0, decay=0.0
             ),
         )
-        space = Workspace(tmp_path / f"{micro_batch_tokens}")
-        curve = train_sft(
-            model, tokenizer, examples, round_, 1, "sft@test", space, lambda done, total, text: None
-        )
+        folder = tmp_path / f"{micro_batch_tokens}"
+        curve = train_sft(model, tokenizer, examples, round_, run_context(folder, stage="sft@test"))
         ends.append(len(curve))
         losses.append([row["loss"] for row in curve])
         weights.append(
@@ -535,7 +493,7 @@ def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective
 def test_packing_holds_every_index_once_and_never_exceeds_its_limit():
     lengths = [int(length) for length in generator_for(1, "packing").integers(1, 50, size=200)]
     for max_tokens in (1, 49, 50, 128, 10_000):
-        batches = packed(lengths, max_tokens)
+        batches = pack_padded(lengths, max_tokens)
         assert sorted(i for batch in batches for i in batch) == list(range(200))
         assert all(
             len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= max_tokens

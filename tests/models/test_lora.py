@@ -168,7 +168,7 @@ def test_only_adapters_are_trained_and_a_resumed_step_is_the_same(base):
             trainer.load_state(state)
         for _ in range(count):
             seed_dropout(model, trainer.num_steps)
-            trainer.step([lambda: hidden(model).square().mean()] * 2)
+            trainer.step([model] * 2, lambda part: (hidden(part).square().mean(), {}))
         return trainer
 
     whole = trained(base, lora)

@@ -1,7 +1,6 @@
 """The order module: it starts as a uniform order, decides which positions are committed, is scored
 as it decided, learns, and is saved."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.test_methods import EVERYTHING
-from tests.rounds import rollout_of, round_of, round_on
+from tests.rounds import learn, rollout_of, round_of, update_on
 from tests.tiny import (
     END_IDS,
     MASK_ID,
@@ -20,6 +18,7 @@ from tests.tiny import (
     tiny_sampler,
     with_order_module,
 )
+from tests.trajectories import EVERYTHING
 from tracerl.errors import CheckpointError, DataError
 from tracerl.models.checkpoint import (
     load_checkpoint,
@@ -119,7 +118,7 @@ def test_the_module_learns_an_order_that_is_paid(tmp_path):
         "mask_aware", sampler, train_block_size=4, segments=4, kl_weight=0.0, optimizer=optimizer
     )
     trainer, means = Trainer(model, settings.optimizer, 16), []
-    round_ = replace(round_on(model, settings, tmp_path), trainer=trainer)
+    update = update_on(model, settings, trainer=trainer)
     assert set(trainer.parameters) == {
         "order.inner.weight",
         "order.inner.bias",
@@ -131,10 +130,7 @@ def test_the_module_learns_an_order_that_is_paid(tmp_path):
         trajectories = sample(model, (), requests, tiny_sampler(max_new_tokens=4, **sampler))
         rewards = [float((t.step_map == [4, 3, 2, 1]).mean()) for t in trajectories]
         group = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
-        advantages, _ = round_._advantages([group], iteration)
-        round_._update(
-            round_._micro_batches(round_._batch([group], advantages, np.arange(1)), iteration, 0)
-        )
+        learn(update, [group], iteration)
         means.append(float(np.mean(rewards)))
     assert means[0] < 0.4
     assert means[-1] > 0.7, means
@@ -187,7 +183,7 @@ def test_a_trainer_resumes_with_a_module_that_no_loss_has_reached():
     round_settings = round_of("tracerl")
 
     def step(trainer: Trainer[Policy]) -> None:
-        trainer.step([lambda: (trainer.model.lm_head.weight**2).sum()])
+        trainer.step([trainer.model.lm_head], lambda head: ((head.weight**2).sum(), {}))
 
     whole = Trainer(model, round_settings.optimizer, 2)
     step(whole)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tests.objectives.test_views import written
-from tests.rounds import METHOD_VALUES, batch_of, round_of, round_on
+from tests.rounds import METHOD_VALUES, batch_of, round_of, update_on
 from tests.tiny import MASK_ID, chi_square_z, sharp_model
+from tests.trajectories import EVERYTHING, make_trajectory, responses
 from tracerl.models.families import FAMILIES
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import Read
@@ -42,10 +42,9 @@ from tracerl.objectives.views import Views, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
 from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
 from tracerl.settings.training import RlRound
-from tracerl.training.trainer import packed
+from tracerl.training.trainer import pack_padded
 from tracerl.types import Trajectory
 
-EVERYTHING = 10**6
 LLADA = FAMILIES["llada"]
 
 
@@ -61,7 +60,7 @@ def test_every_method_of_the_params_exists_and_is_told_its_own_keys_only():
 
 
 def three() -> Trajectory:
-    return written(1, [1, 2, 3], 3, 4, order=[1, 1, 1])
+    return make_trajectory(1, [1, 2, 3], 3, 4, order=[1, 1, 1])
 
 
 def gains(
@@ -193,7 +192,10 @@ def test_diffu_grpo_of_three_tokens():
 
 
 def test_the_prompt_is_masked_at_its_rate_and_anew_for_every_draw():
-    settings, long = round_of("diffu_grpo", prompt_masking=0.5), written(400, [1, 2, 3], 3, 4)
+    settings, long = (
+        round_of("diffu_grpo", prompt_masking=0.5),
+        make_trajectory(400, [1, 2, 3], 3, 4),
+    )
     first, second = (
         plan_of(settings, long, 1).masked_prompt,
         plan_of(settings, long, 2).masked_prompt,
@@ -253,7 +255,7 @@ def test_spg_of_three_tokens():
 def test_spgs_views_show_earlier_blocks_and_mask_later_ones():
     settings, long = (
         round_of("spg", copies=50, noise=[0.2, 0.8]),
-        written(3, list(range(1, 11)), 10, 4),
+        make_trajectory(3, list(range(1, 11)), 10, 4),
     )
     plan = plan_of(settings, long)
     for states, weights in zip(plan.states, plan.weights, strict=True):
@@ -413,7 +415,7 @@ def all_trajectories() -> list[Trajectory]:
     """Every way to write three tokens of {1, 2}, one position a step."""
     return [
         replace(
-            written(1, [order.index(j) + 1 for j in range(3)], 3, 3, order=[1, 1, 1]),
+            make_trajectory(1, [order.index(j) + 1 for j in range(3)], 3, 3, order=[1, 1, 1]),
             response_ids=np.array(tokens, dtype=np.int32),
         )
         for order in permutations(range(3))
@@ -553,7 +555,7 @@ def test_the_papers_counterexample_token_only_has_no_gradient_where_the_return_h
     model = Counterexample()
     everything = [
         replace(
-            written(1, [1, 2], 2, 2, order=[1, 1]),
+            make_trajectory(1, [1, 2], 2, 2, order=[1, 1]),
             response_ids=np.array([1, 1], np.int32),
             step_map=np.array(steps, np.int32),
         )
@@ -587,36 +589,16 @@ def test_the_papers_counterexample_token_only_has_no_gradient_where_the_return_h
 # All methods
 
 
-def responses(family: str) -> list[Trajectory]:
-    """Four responses of unlike length, some ending inside a block, with an order inside their
-    steps."""
-    rng, batch = generator_for(1, "responses", family), []
-    for prompt, blocks, ended in ((3, 2, 3), (5, 3, 9), (4, 1, 4), (6, 2, 4)):
-        first = 0 if FAMILIES[family].attention == "full" else prompt
-        length = blocks * 4 - first % 4
-        live = (first + np.arange(length)) // 4
-        steps = live * 3 + rng.integers(1, 4, size=length)
-        steps = np.unique(steps, return_inverse=True)[1].reshape(-1) + 1
-        made = written(
-            prompt, steps.tolist(), min(ended, length), 4, order=rng.permutation(length).tolist()
-        )
-        ids = rng.integers(3, 32, size=prompt + length).astype(np.int32)
-        batch.append(replace(made, prompt_ids=ids[:prompt], response_ids=ids[prompt:]))
-    return batch
-
-
 ADVANTAGES = [1.0, -0.5, 0.25, -1.5]
 
 
 def loss_and_gradient(
-    model: Policy, settings: RlRound, folder, batch: list[Trajectory], advantages: list[float]
+    model: Policy, settings: RlRound, batch: list[Trajectory], advantages: list[float]
 ) -> tuple[float, torch.Tensor]:
     """The loss of one optimizer step after the policy has moved away from the one whose
     log-probabilities are the old ones."""
-    round_ = round_on(
-        model, settings, folder, reference=sharp_model(model.family.name, torch.float64, seed=3)
-    )
-    prepared = round_._micro_batches(batch_of(batch, advantages), 1, 0)
+    reference = sharp_model(model.family.name, torch.float64, seed=3)
+    prepared = update_on(model, settings, reference).prepare(batch_of(batch, advantages), 1, 0)
     moved = sharp_model(model.family.name, torch.float64, seed=1)
     with torch.no_grad():
         for parameter, other in zip(
@@ -625,11 +607,9 @@ def loss_and_gradient(
             strict=True,
         ):
             parameter.lerp_(other, 0.01)
-    figures = {"kl": 0.0, "clip_fraction": 0.0, "order_clip_fraction": 0.0}
-    total = sum(
-        (round_on(moved, settings, folder)._loss(part, figures) for part in prepared),
-        torch.zeros((), dtype=torch.float64),
-    )
+    total = torch.zeros((), dtype=torch.float64)
+    for part in prepared:
+        total = total + update_on(moved, settings).loss(part)[0]
     return float(total.detach()), torch.cat(
         [g.reshape(-1) for g in torch.autograd.grad(total, list(moved.parameters()))]
     )
@@ -637,42 +617,38 @@ def loss_and_gradient(
 
 @pytest.mark.parametrize("family", ["sdar", "dream"])
 @pytest.mark.parametrize("method", METHODS)
-def test_neither_the_micro_batches_nor_the_order_of_the_rows_change_the_loss(
-    method, family, tmp_path
-):
+def test_neither_the_micro_batches_nor_the_order_of_the_rows_change_the_loss(method, family):
     model, batch = sharp_model(family, torch.float64), responses(family)
     settings = [
         round_of(method, kl="k2", kl_weight=0.1, train_block_size=4, micro_batch_tokens=tokens)
         for tokens in (10_000, 1, 60)
     ]
-    loss, gradient = loss_and_gradient(model, settings[0], tmp_path, batch, ADVANTAGES)
+    loss, gradient = loss_and_gradient(model, settings[0], batch, ADVANTAGES)
     assert abs(loss) > 1e-4
     for other in settings[1:]:
-        other_loss, other_gradient = loss_and_gradient(model, other, tmp_path, batch, ADVANTAGES)
+        other_loss, other_gradient = loss_and_gradient(model, other, batch, ADVANTAGES)
         assert other_loss == pytest.approx(loss, rel=1e-10, abs=1e-10)
         torch.testing.assert_close(
             other_gradient, gradient, rtol=0, atol=1e-9 * float(gradient.abs().max())
         )
-    assert loss_and_gradient(model, settings[0], tmp_path, batch[::-1], ADVANTAGES[::-1])[
-        0
-    ] == pytest.approx(loss, rel=1e-10, abs=1e-10)
+    assert loss_and_gradient(model, settings[0], batch[::-1], ADVANTAGES[::-1])[0] == pytest.approx(
+        loss, rel=1e-10, abs=1e-10
+    )
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["sdar", "llada", "dream"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured(
-    method, family, tmp_path
-):
+def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured(method, family):
     model = sharp_model(family)
     for layer in model.model.layers:
         layer.register_module("mlp", nn.Sequential(layer.get_submodule("mlp"), nn.Dropout(0.5)))
     model.train()
     settings = round_of(method, train_block_size=4, micro_batch_tokens=60)
-    round_ = round_on(model, settings, tmp_path)
-    for part in round_._micro_batches(batch_of(responses(family), ADVANTAGES), 1, 0):
-        logprobs, order = scores(round_.method, model, part.views, settings)
-        new = estimates(round_.method, logprobs, part.units, part.views, part.advantages, settings)
+    update = update_on(model, settings)
+    for part in update.prepare(batch_of(responses(family), ADVANTAGES), 1, 0):
+        logprobs, order = scores(update.method, model, part.views, settings)
+        new = estimates(update.method, logprobs, part.units, part.views, part.advantages, settings)
         assert part.old_logprobs is not None
         assert float((new - part.old_logprobs).abs().max()) <= 1e-6
         assert (order is None) == (part.old_order is None)
@@ -681,37 +657,38 @@ def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_first_step_of_an_iteration_takes_the_old_logprobs_from_its_own_pass(method, tmp_path):
+def test_the_first_step_of_an_iteration_takes_the_old_logprobs_from_its_own_pass(method):
     """The same loss and gradient, bit for bit, as with a pass before; and no such pass."""
     model, passes = sharp_model("sdar"), []
     model.register_forward_hook(lambda *_: passes.append(1))
-    round_ = round_on(model, round_of(method, train_block_size=4, micro_batch_tokens=60), tmp_path)
+    update = update_on(model, round_of(method, train_block_size=4, micro_batch_tokens=60))
     found = []
-    for unmoved in (False, True):
+    for on_policy in (False, True):
         passes.clear()
-        parts = round_._micro_batches(batch_of(responses("sdar"), ADVANTAGES), 1, 0, unmoved)
-        assert len(passes) == (0 if unmoved else len(parts))
-        figures = {"kl": 0.0, "clip_fraction": 0.0, "order_clip_fraction": 0.0}
-        loss = torch.stack([round_._loss(part, figures) for part in parts]).sum()
+        parts = update.prepare(batch_of(responses("sdar"), ADVANTAGES), 1, 0, on_policy)
+        assert len(passes) == (0 if on_policy else len(parts))
+        results = [update.loss(part) for part in parts]
+        loss = torch.stack([part_loss for part_loss, _ in results]).sum()
         found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
-        assert set(figures.values()) == {0.0}
+        for _, metrics in results:
+            assert {v for name, v in metrics.items() if name != "units"} == {0.0}
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_the_default_method_is_the_plain_clipped_objective_bit_for_bit(tmp_path):
+def test_the_default_method_is_the_plain_clipped_objective_bit_for_bit():
     model, batch, settings = (
         sharp_model("sdar"),
         responses("sdar"),
         round_of("tracerl", train_block_size=4),
     )
-    round_ = round_on(model, settings, tmp_path)
-    (part,) = round_._micro_batches(batch_of(batch, ADVANTAGES), 1, 0)
+    update = update_on(model, settings)
+    (part,) = update.prepare(batch_of(batch, ADVANTAGES), 1, 0)
     assert part.old_logprobs is not None
     old, reference = part.old_logprobs + 0.1, part.old_logprobs - 0.2
     part = replace(part, old_logprobs=old, reference_logprobs=reference)
     logprobs = token_logprobs(model, part.views, settings.sampler.temperature)
-    plans = [round_._plan(trajectory, 1, 0) for trajectory in batch]
-    (order,) = packed(
+    plans = [update.plan(trajectory, 1, 0) for trajectory in batch]
+    (order,) = pack_padded(
         [num_layout_tokens(t, p, 4, model.family) for t, p in zip(batch, plans, strict=True)],
         settings.micro_batch_tokens,
     )
@@ -720,21 +697,21 @@ def test_the_default_method_is_the_plain_clipped_objective_bit_for_bit(tmp_path)
     gain = clipped_objective(logprobs - old, advantages, settings.clip)
     penalty = kl_penalty(settings.kl, logprobs, reference)
     plain = -(weights * (gain - settings.kl_weight * penalty)).sum()
-    ours = round_._loss(part, {"kl": 0.0, "clip_fraction": 0.0})
+    ours, _ = update.loss(part)
     assert torch.equal(plain, ours)
     gradients = [torch.autograd.grad(loss, list(model.parameters())) for loss in (plain, ours)]
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_what_is_drawn_for_a_response_depends_on_it_and_on_the_epoch_but_on_nothing_else(tmp_path):
-    round_ = round_on(sharp_model("sdar"), round_of("random", train_block_size=4), tmp_path)
+def test_what_is_drawn_for_a_response_depends_on_it_and_on_the_epoch_but_on_nothing_else():
+    update = update_on(sharp_model("sdar"), round_of("random", train_block_size=4))
     first, second = responses("sdar")[:2]
     assert (
-        round_._plan(first, 1, 0).states
-        == round_._plan(replace(first, logprobs=second.logprobs), 1, 0).states
+        update.plan(first, 1, 0).states
+        == update.plan(replace(first, logprobs=second.logprobs), 1, 0).states
     ).all()
-    assert (round_._plan(second, 1, 0).states != round_._plan(second, 1, 1).states).any()
-    assert (round_._plan(second, 1, 0).states != round_._plan(second, 2, 0).states).any()
+    assert (update.plan(second, 1, 0).states != update.plan(second, 1, 1).states).any()
+    assert (update.plan(second, 1, 0).states != update.plan(second, 2, 0).states).any()
 
 
 @torch.no_grad()

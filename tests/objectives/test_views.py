@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_equivalence import cases
 from tests.tiny import MASK_ID, sharp_model
+from tests.trajectories import EVERYTHING, cases, make_trajectory, ordered
 from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import DOCUMENT
@@ -29,39 +29,7 @@ from tracerl.objectives.plans import (
 )
 from tracerl.objectives.views import build_views
 from tracerl.seeds import generator_for
-from tracerl.training.trainer import together
-from tracerl.types import Trajectory
-
-
-def written(
-    prompt_length: int,
-    steps: list[int],
-    num_tokens: int,
-    block_size: int,
-    order: list[int] | None = None,
-) -> Trajectory:
-    nothing = np.zeros(len(steps), np.float32)
-    return Trajectory(
-        prompt_ids=np.full(prompt_length, 3, np.int32),
-        response_ids=np.arange(5, 5 + len(steps), dtype=np.int32),
-        step_map=np.array(steps, np.int32),
-        logprobs=nothing,
-        filtered_logprobs=nothing,
-        num_tokens=num_tokens,
-        block_size=block_size,
-        canvas_length=prompt_length + len(steps),
-        stop_reason="length",
-        order_in_step=None if order is None else np.array(order, np.int32),
-    )
-
-
-EVERYTHING = 10**6  # more segments than any response has
-
-
-def ordered(trajectory: Trajectory, seed: int) -> Trajectory:
-    """The trajectory with a random order inside its steps."""
-    order = generator_for(seed, "order").permutation(len(trajectory.step_map)).astype(np.int32)
-    return replace(trajectory, order_in_step=order)
+from tracerl.training.trainer import pack_concatenated
 
 
 @given(case=cases(), seed=st.integers(0, 99), weighting=st.sampled_from(["uniform", "inverse_t"]))
@@ -245,14 +213,20 @@ def test_the_rivals_of_a_token_are_the_masked_positions_of_its_live_block_from_i
 def test_a_trajectory_without_an_order_is_refused_where_the_order_is_scored():
     with pytest.raises(DataError, match="plackett_luce"):
         segment_plan(
-            written(2, [1, 1], 2, 2), 2, FAMILIES["sdar"], 1, 1, True, generator_for(1, "segments")
+            make_trajectory(2, [1, 1], 2, 2),
+            2,
+            FAMILIES["sdar"],
+            1,
+            1,
+            True,
+            generator_for(1, "segments"),
         )
 
 
 def test_hidden_predicted_and_read_are_told_apart():
     """Four tokens of one block, two steps, the end token third: the first view reads what competes
     and predicts its own step."""
-    trajectory = written(4, [2, 1, 2, 1], 3, 4, order=[2, 1, 1, 2])
+    trajectory = make_trajectory(4, [2, 1, 2, 1], 3, 4, order=[2, 1, 1, 2])
     plan = segment_plan(
         trajectory, 4, FAMILIES["sdar"], 1, EVERYTHING, True, generator_for(1, "segments")
     )
@@ -285,7 +259,7 @@ def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_sa
     model, record = sharp_model(family, torch.float64), FAMILIES[family]
     rng = generator_for(1, "documents")
     batch = [
-        replace(written(p, list(range(1, r + 1)), r, 4), canvas_length=p + r)
+        replace(make_trajectory(p, list(range(1, r + 1)), r, 4), canvas_length=p + r)
         for p, r in ((3, 5), (2, 6), (4, 4), (1, 3))
     ]
     batch = [
@@ -326,6 +300,6 @@ def test_documents_that_share_a_row_see_nothing_of_each_other_and_compute_the_sa
 def test_micro_batches_of_documents_hold_every_index_once_and_no_more_tokens_than_allowed():
     lengths = [int(length) for length in generator_for(1, "together").integers(1, 50, size=60)]
     for most in (1, 50, 128):
-        batches = together(lengths, most)
+        batches = pack_concatenated(lengths, most)
         assert [i for batch in batches for i in batch] == list(range(60))
         assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= most for batch in batches)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tracerl.rollouts import responses
-from tracerl.training import rl
+from tracerl.training import collect
 from tracerl.types import Rollout
 
 
@@ -25,5 +25,5 @@ def paid(monkeypatch: pytest.MonkeyPatch) -> None:
 
     respond: Callable[..., list[Rollout]] = responses.respond
     monkeypatch.setattr(
-        rl, "respond", lambda *arguments, **named: judged(respond(*arguments, **named))
+        collect, "respond", lambda *arguments, **named: judged(respond(*arguments, **named))
     )

@@ -11,9 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.objectives.test_methods import responses
-from tests.rounds import rollout_of, round_of, round_on
+from tests.rounds import (
+    CRITIC,
+    by_split,
+    critic_on,
+    estimator_on,
+    rollout_of,
+    round_of,
+    run_context,
+)
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
+from tests.trajectories import responses
 from tracerl.errors import CheckpointError
 from tracerl.models.policy import Policy, fit_adapters, new_model
 from tracerl.models.tokenizer import character_tokenizer
@@ -27,28 +35,10 @@ from tracerl.objectives.plans import trace_plan
 from tracerl.objectives.views import build_views
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Lora
-from tracerl.store.workspace import Workspace
+from tracerl.training.collect import Judging
 from tracerl.training.critic import read_values, token_advantages
-from tracerl.training.rl import ValueSide, train_rl
-from tracerl.training.trainer import Trainer
+from tracerl.training.rl import Models, train_rl
 from tracerl.types import Task
-
-CRITIC: dict[str, Any] = {
-    "start": "policy",
-    "discount": 1.0,
-    "trace": 1.0,
-    "clip": 10.0,
-    "every": 1,
-    "updates": 2,
-    "optimizer": {
-        "lr": 0.01,
-        "betas": [0.9, 0.99],
-        "weight_decay": 0.0,
-        "clip_norm": 1.0,
-        "warmup": 0,
-        "decay": 0.0,
-    },
-}
 
 
 @st.composite
@@ -145,42 +135,33 @@ def test_a_value_conditions_on_the_steps_before_its_own_and_a_fresh_head_says_no
     assert changed[torch.from_numpy(steps > steps.min())].any()
 
 
-def value_side(policy: Policy, settings_: Any, updates: int) -> ValueSide:
-    model = ValueModel(policy)
-    return ValueSide(settings_.value, Trainer(model, settings_.value.optimizer, updates))
-
-
 @pytest.mark.parametrize("family", ["sdar", "dream"])
-def test_a_value_model_comes_to_explain_what_its_responses_earn(family, tmp_path):
+def test_a_value_model_comes_to_explain_what_its_responses_earn(family):
     """Six responses of fixed rewards, four rounds of updates: what it explains of the returns rises
     from nothing."""
     policy = sharp_model(family)
     round_settings = round_of("tracerl", train_block_size=4, advantages="gae", value=CRITIC)
-    round_ = round_on(
-        policy, round_settings, tmp_path, value=value_side(policy, round_settings, 30)
-    )
+    estimator = estimator_on(policy, round_settings, critic_on(policy, round_settings, 30))
     group = [rollout_of(t, r) for t, r in zip(responses(family), (1.0, 0.0, 0.0, 1.0), strict=True)]
-    figures = [round_._advantages([group], iteration)[1] for iteration in range(1, 13)]
+    figures = [estimator.estimate([group], iteration)[1] for iteration in range(1, 13)]
     assert figures[0]["explained_variance"] == 0.0
     assert figures[-1]["explained_variance"] > 0.5
     assert figures[-1]["value_loss"] < 0.5 * figures[0]["value_loss"]
 
 
-def test_the_micro_batches_do_not_change_advantages_or_the_value_update(tmp_path):
+def test_the_micro_batches_do_not_change_advantages_or_the_value_update():
     results = []
     for tokens in (1, 60, 10_000):
         policy = sharp_model("sdar", torch.float64)
         round_settings = round_of(
             "tracerl", train_block_size=4, advantages="gae", value=CRITIC, micro_batch_tokens=tokens
         )
-        round_ = round_on(
-            policy, round_settings, tmp_path, value=value_side(policy, round_settings, 10)
-        )
+        estimator = estimator_on(policy, round_settings, critic_on(policy, round_settings, 10))
         group = [
             rollout_of(t, r) for t, r in zip(responses("sdar"), (1.0, 0.0, 0.0, 1.0), strict=True)
         ]
         for iteration in (1, 2):
-            ((advantages,), _) = round_._advantages([group], iteration)
+            ((advantages,), _) = estimator.estimate([group], iteration)
         results.append(np.concatenate(advantages))
     np.testing.assert_allclose(results[0], results[1], rtol=0, atol=1e-9)
     np.testing.assert_allclose(results[0], results[2], rtol=0, atol=1e-9)
@@ -282,10 +263,6 @@ def trained(
         for i in range(4)
         for split in ("train", "test")
     ]
-    by_split = {
-        split: {"set": [task for task in tasks if task.split == split]}
-        for split in ("train", "test")
-    }
     while True:
         model, reference = fresh_policy(lora), fresh_policy(lora)
         value = ValueModel(model)
@@ -296,18 +273,11 @@ def trained(
 
         try:
             curves = train_rl(
-                model,
-                reference,
-                value,
-                tokenizer,
-                by_split["train"],
-                by_split["test"],
+                Models(policy=model, tokenizer=tokenizer, reference=reference, value_model=value),
+                by_split(tasks),
                 settings_,
-                True,
-                1,
-                "rl@test",
-                Workspace(folder),
-                progress,
+                Judging(truncated_is_wrong=True),
+                run_context(folder, progress),
             )
         except KilledError:
             kill_after = None

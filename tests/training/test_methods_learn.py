@@ -1,18 +1,16 @@
 """Every method lifts a trivially verifiable task on a model of a few thousand parameters above a
 bar within a fixed number of updates."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from tests.rounds import rollout_of, round_of, round_on
+from tests.rounds import learn, rollout_of, round_of, update_on
 from tests.tiny import tiny_architecture, tiny_sampler
 from tracerl.models.policy import Policy, new_model
 from tracerl.objectives.methods import METHODS
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
-from tracerl.training.rl import _Round
+from tracerl.training.policy_update import PolicyUpdate
 from tracerl.training.trainer import Trainer
 
 GROUPS, GROUP_SIZE, UPDATES, WANTED = 2, 16, 12, 3
@@ -30,10 +28,10 @@ def fresh(family: str) -> Policy:
     return new_model(tiny_architecture(family, **shape), generator_for(1, "learner")).eval()
 
 
-def iterate(model: Policy, round_: _Round, iteration: int) -> float:
+def iterate(model: Policy, update: PolicyUpdate, iteration: int) -> float:
     """One iteration: groups of responses, rewarded by the share of their four tokens that are the
     wanted one. Returns the mean reward."""
-    settings = tiny_sampler(max_new_tokens=4, max_rows=GROUPS * GROUP_SIZE, **ordered(round_))
+    settings = tiny_sampler(max_new_tokens=4, max_rows=GROUPS * GROUP_SIZE, **ordered(update))
     prompts = [[4, 5, 6, 7], [7, 6, 5, 4]]
     requests = [
         Request(p, key_for(1, "learn", iteration, g, i))
@@ -44,21 +42,18 @@ def iterate(model: Policy, round_: _Round, iteration: int) -> float:
     rewards = [float((t.response_ids == WANTED).mean()) for t in trajectories]
     rollouts = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
     groups = [rollouts[i : i + GROUP_SIZE] for i in range(0, len(rollouts), GROUP_SIZE)]
-    advantages, _ = round_._advantages(groups, iteration)
-    round_._update(
-        round_._micro_batches(round_._batch(groups, advantages, np.arange(GROUPS)), iteration, 0)
-    )
+    learn(update, groups, iteration)
     return float(np.mean(rewards))
 
 
-def ordered(round_: _Round) -> dict[str, object]:
-    sampler = round_.settings.sampler
+def ordered(update: PolicyUpdate) -> dict[str, object]:
+    sampler = update.settings.sampler
     keys = ("remasking", "order_temperature", "order_score")
-    return {key: getattr(sampler, key) for key in keys} if round_.method.ordered else {}
+    return {key: getattr(sampler, key) for key in keys} if update.method.ordered else {}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_learns_to_write_one_token(method, tmp_path):
+def test_a_method_learns_to_write_one_token(method):
     model = fresh("llada" if method in ("spg", "diffu_grpo", "gdpo", "mask_aware") else "sdar")
     optimizer = {
         "lr": 0.03,
@@ -68,10 +63,8 @@ def test_a_method_learns_to_write_one_token(method, tmp_path):
         "warmup": 0,
         "decay": 0.0,
     }
-    round_ = round_on(
-        model, round_of(method, train_block_size=4, kl_weight=0.0, optimizer=optimizer), tmp_path
-    )
-    round_ = replace(round_, trainer=Trainer(model, round_.settings.optimizer, UPDATES))
-    means = [iterate(model, round_, iteration) for iteration in range(UPDATES)]
+    settings = round_of(method, train_block_size=4, kl_weight=0.0, optimizer=optimizer)
+    update = update_on(model, settings, trainer=Trainer(model, settings.optimizer, UPDATES))
+    means = [iterate(model, update, iteration) for iteration in range(UPDATES)]
     assert means[0] < 0.3
     assert max(means[-2:]) > BAR, means

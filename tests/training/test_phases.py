@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rounds import round_of
+from tests.rounds import round_of, run_context
 from tests.tiny import tiny_architecture
 from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.seeds import generator_for
 from tracerl.settings.training import Phase
 from tracerl.store.files import read_rollouts
-from tracerl.store.workspace import Workspace
+from tracerl.training.collect import Judging
 from tracerl.training.phases import next_phase
-from tracerl.training.rl import ROLLOUTS, train_rl
+from tracerl.training.rl import ROLLOUTS, Models, TaskPools, train_rl
 from tracerl.types import Task
 
 
@@ -156,18 +156,14 @@ def trained(
         ).eval()
         try:
             curves = train_rl(
-                model,
-                None,
-                None,
-                tokenizer,
-                {name: split[name]["train"] for name in "ab"},
-                {"b": split["b"]["test"]},
+                Models(policy=model, tokenizer=tokenizer),
+                TaskPools(
+                    train={name: split[name]["train"] for name in "ab"},
+                    held_out={"b": split["b"]["test"]},
+                ),
                 settings,
-                True,
-                1,
-                "rl@test",
-                Workspace(folder),
-                progress,
+                Judging(truncated_is_wrong=True),
+                run_context(folder, progress),
             )
         except KilledError:
             continue

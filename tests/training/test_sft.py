@@ -18,10 +18,16 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import predictor_positions
 from tracerl.objectives.plans import Masking, sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
-from tracerl.sampling.traces import preferred_order
 from tracerl.seeds import generator_for
 from tracerl.settings.params import load_params
-from tracerl.training.sft import _micro_batches, completed, worked_trajectory
+from tracerl.training.sft import (
+    complete_last_block,
+    draw_batch,
+    micro_batch_loss,
+    split_batch,
+    worked_trajectory,
+)
+from tracerl.training.traces import preferred_order
 from tracerl.types import Task, Trajectory
 
 TOKENIZER = character_tokenizer()
@@ -59,7 +65,7 @@ def test_a_known_solution_ends_where_a_block_of_the_sampler_ends(
 ):
     record = FAMILIES[family]
     before = known(prompt, response)
-    after = completed(before, block_size, TOKENIZER, record.attention)
+    after = complete_last_block(before, block_size, TOKENIZER, record.attention)
     blocks = sampling_blocks(after, record, block_size)
     tail = (
         prompt % block_size if record.attention == "block_causal" else 0
@@ -73,7 +79,7 @@ def test_a_known_solution_ends_where_a_block_of_the_sampler_ends(
     assert (after.response_ids[:response] == before.response_ids).all()
     assert after.num_tokens == len(after.response_ids), "all of the closing run is learned"
     assert (
-        completed(after, block_size, TOKENIZER, record.attention).canvas_length
+        complete_last_block(after, block_size, TOKENIZER, record.attention).canvas_length
         == after.canvas_length
     )
 
@@ -83,7 +89,9 @@ def test_a_sampler_with_room_for_a_known_solution_has_the_same_canvas(family):
     model = sharp_model(family)
     for prompt in range(3, 8):
         for response in (1, 3, 4, 5):
-            filled = completed(known(prompt, response), 4, TOKENIZER, model.family.attention)
+            filled = complete_last_block(
+                known(prompt, response), 4, TOKENIZER, model.family.attention
+            )
             (sampled,) = sample(
                 model, (), tiny_requests([prompt]), tiny_sampler(max_new_tokens=response)
             )
@@ -98,7 +106,7 @@ def test_a_sampler_with_room_for_a_known_solution_has_the_same_canvas(family):
 )
 def test_a_known_solution_has_as_many_semi_autoregressive_slices_as_it_has_blocks(family):
     for prompt in range(3, 8):
-        filled = completed(known(prompt, 6), 4, TOKENIZER, "full")
+        filled = complete_last_block(known(prompt, 6), 4, TOKENIZER, "full")
         plan = semi_ar_plan(
             filled,
             Masking(block_size=4, family=FAMILIES[family], noise=(0.99, 1.0), weighting="uniform"),
@@ -160,7 +168,7 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
     rng = generator_for(1, "known")
     batch = []
     for prompt, response in ((3, 6), (4, 8), (6, 5)):
-        filled = completed(known(prompt, response), 4, TOKENIZER, model.family.attention)
+        filled = complete_last_block(known(prompt, response), 4, TOKENIZER, model.family.attention)
         ids = rng.integers(3, TOKENIZER.vocab_size, len(filled.response_ids)).astype(np.int32)
         batch.append(replace(filled, response_ids=ids))
     for trajectory, ordered in zip(
@@ -186,21 +194,16 @@ def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
         "batch_size": 8,
     }
     model, examples = sharp_model(family, torch.float64), {"set": [known(4, 5), known(5, 8)]}
-    alone, together = (
-        torch.stack(
-            [
-                loss()
-                for loss in _micro_batches(
-                    model,
-                    TOKENIZER,
-                    examples,
-                    shipped.model_copy(update={**changes, **size}),
-                    (1, "", 1),
-                )
-            ]
+
+    def losses(micro_batch_tokens: int) -> torch.Tensor:
+        settings = shipped.model_copy(update={**changes, "micro_batch_tokens": micro_batch_tokens})
+        batch = draw_batch(examples, settings, TOKENIZER, model.family, generator_for(1, "", 1))
+        parts = split_batch(batch, settings, model.family)
+        return torch.stack(
+            [micro_batch_loss(model, batch, p, settings, TOKENIZER.mask_id) for p in parts]
         )
-        for size in ({"micro_batch_tokens": 1}, {"micro_batch_tokens": 10_000})
-    )
+
+    alone, together = losses(1), losses(10_000)
     assert 0 < int((alone == 0).sum()) < len(alone)
     torch.testing.assert_close(alone.sum(), together.sum(), rtol=1e-12, atol=0)
     alone.sum().backward()

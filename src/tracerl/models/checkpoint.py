@@ -85,7 +85,7 @@ def save_checkpoint(
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes a complete checkpoint into `directory` (created; the caller renames it, see
-    store/workspace.py). Of a policy with adapters these are written alone, in PEFT's format.
+    training/scratch.py). Of a policy with adapters these are written alone, in PEFT's format.
 
     final_dir: directory this will be renamed to (default: it stays); the adapter's relative path of
     its base starts there.

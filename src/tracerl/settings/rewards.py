@@ -22,7 +22,7 @@ RewardPart = Literal[
 
 class Process(Section):
     """Process rewards: judge `judge` of `verification.judges` scores the chunks of a response; see
-    training/process.py and docs/judges.md.
+    training/process_rewards.py and docs/judges.md.
 
     weight: of the scores, once standardised in the group, beside the outcome. A chunk ends with the
     token that completes one of `separators`, or holds `chunk_tokens` tokens; the last of

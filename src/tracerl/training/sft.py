@@ -11,8 +11,7 @@ end tokens that closes the last block `end_tokens` are learned (all, if it is nu
 does not exist.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 from tracerl import distributed
 from tracerl.errors import DataError, ParamsError
-from tracerl.models.families import FAMILIES, Attention
+from tracerl.models.families import FAMILIES, Attention, Family
 from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.models.policy import Policy, seed_dropout
 from tracerl.models.tokenizer import Tokenizer
@@ -36,19 +35,16 @@ from tracerl.objectives.plans import (
 )
 from tracerl.objectives.views import build_views, num_layout_tokens
 from tracerl.seeds import generator_for, key_for
-from tracerl.settings.models import Launch
 from tracerl.settings.training import Training
-from tracerl.store.workspace import Workspace
-from tracerl.training.trainer import Trainer, packed, together
+from tracerl.training.run_context import RunContext
+from tracerl.training.trainer import StepStats, Trainer, pack_concatenated, pack_padded
 from tracerl.types import Task, Trajectory
 
 
 def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     """A task's worked solution as a trajectory without a step map."""
-    prompt, response = (
-        tokenizer.prompt_ids(task.prompt),
-        [*tokenizer.encode(task.solution), tokenizer.end_ids[0]],
-    )
+    prompt = tokenizer.prompt_ids(task.prompt)
+    response = [*tokenizer.encode(task.solution), tokenizer.end_ids[0]]
     unknown = np.full(len(response), np.nan, dtype=np.float32)
     return Trajectory(
         prompt_ids=np.array(prompt, dtype=np.int32),
@@ -63,7 +59,7 @@ def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     )
 
 
-def completed(
+def complete_last_block(
     trajectory: Trajectory,
     block_size: int,
     tokenizer: Tokenizer,
@@ -77,33 +73,60 @@ def completed(
     attention. end_tokens: how many of that run are, the first included; null for all. What a
     sampler wrote after its end token stays as it is and, unless it is more of those, untrained.
     """
-    closing = (*tokenizer.end_ids, tokenizer.pad_id)
     length = len(trajectory.prompt_ids) + len(trajectory.response_ids)
     first = first_live_start(len(trajectory.prompt_ids), block_size, attention)
     total = first + block_starts_after(length - first, block_size)
     fill = total - length
-    ids = np.concatenate([trajectory.response_ids, np.full(fill, tokenizer.pad_id, dtype=np.int32)])
-    steps = np.concatenate(
-        [trajectory.step_map, np.full(fill, trajectory.num_steps + 1, dtype=np.int32)]
-    )
-    logprobs, filtered = (
-        np.concatenate([values, np.full(fill, np.nan, dtype=np.float32)])
-        for values in (trajectory.logprobs, trajectory.filtered_logprobs)
-    )
-    trainable = trajectory.num_tokens
-    most = len(ids) if end_tokens is None else min(len(ids), trajectory.num_tokens - 1 + end_tokens)
-    while trajectory.stop_reason == "end" and trainable < most and ids[trainable] in closing:
-        trainable += 1
-    canvas = max(total, trajectory.canvas_length)
+    padding = np.full(fill, tokenizer.pad_id, dtype=np.int32)
+    last_step = np.full(fill, trajectory.num_steps + 1, dtype=np.int32)
+    unknown = np.full(fill, np.nan, dtype=np.float32)
+    ids = np.concatenate([trajectory.response_ids, padding])
+    closing = (*tokenizer.end_ids, tokenizer.pad_id)
+    limit = len(ids)
+    if end_tokens is not None:
+        limit = min(len(ids), trajectory.num_tokens - 1 + end_tokens)
+    num_trainable = trajectory.num_tokens
+    if trajectory.stop_reason == "end":
+        while num_trainable < limit and ids[num_trainable] in closing:
+            num_trainable += 1
     return replace(
         trajectory,
         response_ids=ids,
-        step_map=steps,
-        logprobs=logprobs,
-        filtered_logprobs=filtered,
-        num_tokens=trainable,
-        canvas_length=canvas,
+        step_map=np.concatenate([trajectory.step_map, last_step]),
+        logprobs=np.concatenate([trajectory.logprobs, unknown]),
+        filtered_logprobs=np.concatenate([trajectory.filtered_logprobs, unknown]),
+        num_tokens=num_trainable,
+        canvas_length=max(total, trajectory.canvas_length),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftBatch:
+    """The examples of one optimizer step, over all ranks."""
+
+    trajectories: list[Trajectory]
+    """Completed to whole blocks."""
+    plans: list[Plan]
+    """What is predicted in each of them."""
+    block_size: int
+    """The block size of this step, in tokens."""
+
+    @property
+    def num_trainable(self) -> int:
+        """Trainable tokens, masked in this step or not: the denominator of the loss."""
+        return sum(trajectory.num_tokens for trajectory in self.trajectories)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftMicroBatch:
+    """Some examples of a step that go through the model together."""
+
+    number: int
+    """Number in the step, over all ranks; names the random stream of dropout."""
+    indices: list[int]
+    """Which examples of the batch."""
+    counts: bool
+    """False for a repeat that only gives this rank as many passes as the others have."""
 
 
 def train_sft(
@@ -111,11 +134,7 @@ def train_sft(
     tokenizer: Tokenizer,
     examples: dict[str, list[Trajectory]],
     settings: Training,
-    seed: int,
-    stage: str,
-    workspace: Workspace,
-    on_step: Callable[[int, int, str], None],
-    launch: Launch | None = None,
+    context: RunContext,
 ) -> list[dict[str, Any]]:
     """Trains `model` in place on `examples` (task set -> trajectories) and returns its curve, one
     row per `save_every` steps.
@@ -127,144 +146,160 @@ def train_sft(
     if settings.objective == "ar" and not model.family.shift:
         raise ParamsError(
             "next-token prediction needs a family that shifts its logits",
-            where=f"{stage}: objective 'ar'",
+            where=f"{context.stage}: objective 'ar'",
             got=model.family.name,
             wanted=", ".join(f.name for f in FAMILIES.values() if f.shift),
         )
-    trainer = Trainer(model.train(), settings.optimizer, settings.num_steps, launch)
+    workspace = context.workspace
+    trainer = Trainer(model.train(), settings.optimizer, settings.num_steps, context.launch)
     curve: list[dict[str, Any]] = []
     recent: list[float] = []  # losses since the curve's last row
     if saved := workspace.load():
         trainer.load_state(saved[0])
-        curve, recent = saved[1]["curve"], saved[1]["recent"]
+        curve = saved[1]["curve"]
+        recent = saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
-        step = (seed, stage, trainer.num_steps)
-        stats = trainer.step(_micro_batches(trainer.model, tokenizer, examples, settings, step))
+        stats = sft_step(trainer, tokenizer, examples, settings, context)
         recent.append(stats.loss)
         done = trainer.num_steps
         due = done % settings.save_every == 0 or done == settings.num_steps
         if due:
-            curve.append(
-                {
-                    "step": done,
-                    "loss": float(np.mean(recent)),
-                    "grad_norm": stats.grad_norm,
-                    "lr": stats.lr,
-                }
-            )
+            row = {"loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr}
+            curve.append({"step": done, **row})
             recent = []
         if due or workspace.stopping():
             workspace.save(trainer.state(), {"curve": curve, "recent": recent})
-        on_step(done, settings.num_steps, f"loss {stats.loss:.3f}")
-    trainer.follow()
+        context.on_progress(done, settings.num_steps, f"loss {stats.loss:.3f}")
+    trainer.sync_model()
     model.eval()
     return curve
 
 
-def _micro_batches(
-    model: Policy,
+def sft_step(
+    trainer: Trainer[Policy],
     tokenizer: Tokenizer,
     examples: dict[str, list[Trajectory]],
     settings: Training,
-    step: tuple[int, str, int],
-) -> list[Callable[[], torch.Tensor]]:
-    """This rank's losses of one optimizer step; their sum over ranks is the mean over all trainable
-    tokens of its batch.
+    context: RunContext,
+) -> StepStats:
+    """One optimizer step; its loss is the mean over all trainable tokens of the batch."""
+    model = trainer.model
+    step = trainer.num_steps
+    stream = generator_for(context.seed, context.stage, step)
+    batch = draw_batch(examples, settings, tokenizer, model.family, stream)
 
-    step: seed coordinates. What a micro-batch drops depends on its number in the step, not on the
-    rank.
-    """
-    rng = generator_for(*step)
-    sizes = np.array(list(settings.block_sizes.values()))
-    block_size = int(rng.choice(list(settings.block_sizes), p=sizes / sizes.sum()))
-    shares = np.array([settings.tasks[name] for name in examples])
-    sets = rng.choice(len(examples), size=settings.batch_size, p=shares / shares.sum())
+    def loss(micro_batch: SftMicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        # What a micro-batch drops depends on its number in the step, not on the rank.
+        key = key_for(context.seed, context.stage, "dropout", step, micro_batch.number)
+        seed_dropout(model, key)
+        return micro_batch_loss(model, batch, micro_batch, settings, tokenizer.mask_id), {}
+
+    return trainer.step(split_batch(batch, settings, model.family), loss)
+
+
+def draw_batch(
+    examples: dict[str, list[Trajectory]],
+    settings: Training,
+    tokenizer: Tokenizer,
+    family: Family,
+    rng: np.random.Generator,
+) -> SftBatch:
+    """The examples of one optimizer step, drawn by the shares of `tasks`, their block size by those
+    of `block_sizes`."""
+    size_shares = np.array(list(settings.block_sizes.values()))
+    block_size = int(rng.choice(list(settings.block_sizes), p=size_shares / size_shares.sum()))
+    set_shares = np.array([settings.tasks[name] for name in examples])
+    sets = rng.choice(len(examples), size=settings.batch_size, p=set_shares / set_shares.sum())
     pools = list(examples.values())
-    attention = model.family.attention
-    batch = [
-        completed(
-            pools[i][int(rng.integers(len(pools[i])))],
-            block_size,
-            tokenizer,
-            attention,
-            settings.end_tokens,
-        )
-        for i in sets
-    ]
-    plans = [_plan(trajectory, block_size, model, settings, rng) for trajectory in batch]
-    num_trainable = sum(trajectory.num_tokens for trajectory in batch)
-    lengths = [
-        num_layout_tokens(t, p, block_size, model.family) for t, p in zip(batch, plans, strict=True)
-    ]
-
-    def loss_of(item: tuple[int, list[int]], counts: bool) -> Callable[[], torch.Tensor]:
-        number, indices = item
-
-        def loss() -> torch.Tensor:
-            seed_dropout(model, key_for(step[0], step[1], "dropout", step[2], number))
-            chosen, shown = [batch[i] for i in indices], [plans[i] for i in indices]
-            views = build_views(
-                chosen, shown, block_size, model.family, tokenizer.mask_id, settings.row_tokens or 0
+    trajectories = []
+    for i in sets:
+        example = pools[i][int(rng.integers(len(pools[i])))]
+        trajectories.append(
+            complete_last_block(
+                example, block_size, tokenizer, family.attention, settings.end_tokens
             )
-            return sft_loss(
-                token_logprobs(model, views, temperature=1.0),
-                views.weight.to(model.device) / num_trainable * counts,
-            )
-
-        return loss
-
-    pack = packed if settings.row_tokens is None else together
-    return [
-        loss_of(*item)
-        for item in distributed.shard_padded(
-            list(enumerate(pack(lengths, settings.micro_batch_tokens)))
         )
-    ]
+    plans = [_plan(trajectory, block_size, family, settings, rng) for trajectory in trajectories]
+    return SftBatch(trajectories=trajectories, plans=plans, block_size=block_size)
+
+
+def split_batch(batch: SftBatch, settings: Training, family: Family) -> list[SftMicroBatch]:
+    """This rank's micro-batches of a step."""
+    lengths = []
+    for trajectory, plan in zip(batch.trajectories, batch.plans, strict=True):
+        lengths.append(num_layout_tokens(trajectory, plan, batch.block_size, family))
+    pack = pack_padded if settings.row_tokens is None else pack_concatenated
+    packings = list(enumerate(pack(lengths, settings.micro_batch_tokens)))
+    micro_batches = []
+    for (number, indices), counts in distributed.shard_padded(packings):
+        micro_batches.append(SftMicroBatch(number=number, indices=indices, counts=counts))
+    return micro_batches
+
+
+def micro_batch_loss(
+    model: Policy,
+    batch: SftBatch,
+    micro_batch: SftMicroBatch,
+    settings: Training,
+    mask_id: int,
+) -> torch.Tensor:
+    """The micro-batch's part of the step's loss, a scalar."""
+    views = build_views(
+        [batch.trajectories[i] for i in micro_batch.indices],
+        [batch.plans[i] for i in micro_batch.indices],
+        batch.block_size,
+        model.family,
+        mask_id,
+        settings.row_tokens or 0,
+    )
+    weights = views.weight.to(model.device) / batch.num_trainable * micro_batch.counts
+    return sft_loss(token_logprobs(model, views, temperature=1.0), weights)
 
 
 def _plan(
     trajectory: Trajectory,
     block_size: int,
-    model: Policy,
+    family: Family,
     settings: Training,
     rng: np.random.Generator,
 ) -> Plan:
     if settings.objective == "trace":
-        return trace_plan(trajectory, block_size, model.family, settings.shrink)
+        return trace_plan(trajectory, block_size, family, settings.shrink)
     if settings.objective == "ar":
         return causal_plan(trajectory)
-    noisy = semi_ar_plan if settings.objective == "semi_ar" else random_plan
+    make_plan = semi_ar_plan if settings.objective == "semi_ar" else random_plan
     masking = Masking(
         block_size=block_size,
-        family=model.family,
+        family=family,
         noise=settings.noise,
         weighting=settings.weighting,
     )
-    return noisy(trajectory, masking, rng)
+    return make_plan(trajectory, masking, rng)
 
 
-def check_lengths(
+def drop_long_examples(
     examples: dict[str, list[Trajectory]], max_length: int, stage: str
 ) -> tuple[dict[str, list[Trajectory]], dict[str, int]]:
     """Leaves out examples longer than `max_length` tokens and counts them per task set.
 
     Raises DataError if a set has no example left.
     """
-    kept = {
-        name: [t for t in pool if len(t.prompt_ids) + len(t.response_ids) <= max_length]
-        for name, pool in examples.items()
-    }
-    dropped = {name: len(examples[name]) - len(kept[name]) for name in examples}
-    empty = [name for name, pool in kept.items() if not pool]
+    short: dict[str, list[Trajectory]] = {}
+    for name, pool in examples.items():
+        short[name] = [t for t in pool if len(t.prompt_ids) + len(t.response_ids) <= max_length]
+    dropped = {name: len(examples[name]) - len(short[name]) for name in examples}
+    empty = [name for name, pool in short.items() if not pool]
     if empty:
+        counts = {}
+        for name in empty:
+            counts[name] = (
+                f"{len(examples[name])} examples, {dropped[name]} longer than {max_length}"
+            )
         raise DataError(
             "a task set gives no training example",
             where=f"{stage}: {', '.join(empty)}",
-            got={
-                name: f"{len(examples[name])} examples, {dropped[name]} longer than {max_length}"
-                for name in empty
-            },
+            got=counts,
             wanted="at least one with a solution",
             do="raise max_length, or add solutions or traces to the set",
         )
-    return kept, dropped
+    return short, dropped

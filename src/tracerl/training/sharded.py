@@ -48,7 +48,7 @@ class Sharded(Generic[Model]):
     a copy of it that is kept in parts."""
 
     def __init__(self, model: Model, settings: Optimizer, launch: Launch) -> None:
-        self.given, self.zero = model, launch.zero
+        self.full_model, self.zero = model, launch.zero
         self.model = copy.deepcopy(model) if self.zero == 3 else model
         self.stale = False
         kind = next(model.parameters()).dtype
@@ -100,11 +100,10 @@ class Sharded(Generic[Model]):
         self.stale = True
         return float(self.engine.get_global_grad_norm())
 
-    def follow(self) -> None:
-        """Brings the given model, whole on every rank, up to date with the parts. All ranks must
-        call it."""
+    def sync_model(self) -> None:
+        """Copies ZeRO-3 shards back into the full model. All ranks must call it."""
         if self.zero == 3 and self.stale:
-            pairs = list(zip(self.model.parameters(), self.given.parameters(), strict=True))
+            pairs = list(zip(self.model.parameters(), self.full_model.parameters(), strict=True))
             gather = _deepspeed().zero.GatheredParameters
             for first in range(0, len(pairs), _WHOLE_AT_ONCE):
                 part = pairs[first : first + _WHOLE_AT_ONCE]
@@ -164,7 +163,7 @@ class Sharded(Generic[Model]):
             for part in self.engine.optimizer.fp32_partitioned_groups_flat:
                 moments = {key: torch.zeros_like(part) for key in _MOMENTS}
                 self.engine.optimizer.optimizer.state[part] = {"step": torch.tensor(0.0), **moments}
-        else:  # a step of nothing also links the moments to their parameters
+        else:  # a zero-gradient step makes DeepSpeed allocate and link the moments
             self.backward(
                 sum(
                     (parameter.sum() * 0 for parameter in self.parameters.values()), torch.zeros(())

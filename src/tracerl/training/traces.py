@@ -1,17 +1,30 @@
-"""Known solutions as traces for SFT: rows of the store whose step map is the model's own preferred
-order."""
+"""Known solutions as traces for SFT: their step map is the model's own preferred order (TraceRL,
+appendix B.1).
+
+In every block the model repeatedly picks the `pick` masked positions with the largest maximum
+probability given what is committed, the known tokens are committed there, until the block is done;
+then neighbouring selections are merged to steps of `step_tokens` tokens. Since the tokens are
+known, all blocks of a block-causal model are decided in one forward pass per selection.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
 
 from tracerl import distributed
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
+from tracerl.objectives.likelihood import predicted_logits
+from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
+from tracerl.objectives.views import build_views
 from tracerl.rewards.verify.verifier import Verdict
 from tracerl.rollouts.responses import SampleContext, recorded_settings
-from tracerl.sampling.traces import preferred_order
 from tracerl.settings.training import Traces
-from tracerl.training.sft import completed, worked_trajectory
-from tracerl.types import Rollout, Task
+from tracerl.training.sft import complete_last_block, worked_trajectory
+from tracerl.types import Rollout, Task, Trajectory
 
 
 def preferred_solutions(
@@ -29,30 +42,103 @@ def preferred_solutions(
         "cache_mode": "none",
         "remasking": "preferred",
     }
-    attention = model.family.attention
     rollouts = []
-    own = tasks[distributed.rank_slice(len(tasks))]
-    for start in range(0, len(own), settings.batch_size):
-        batch = own[start : start + settings.batch_size]
-        known = [
-            completed(worked_trajectory(task, tokenizer), settings.block_size, tokenizer, attention)
-            for task in batch
-        ]
+    shard = tasks[distributed.rank_slice(len(tasks))]
+    for start in range(0, len(shard), settings.batch_size):
+        batch = shard[start : start + settings.batch_size]
+        solutions = []
+        for task in batch:
+            solution = worked_trajectory(task, tokenizer)
+            solutions.append(
+                complete_last_block(
+                    solution, settings.block_size, tokenizer, model.family.attention
+                )
+            )
         ordered = preferred_order(
-            model, known, settings.block_size, settings.pick, settings.step_tokens
+            model, solutions, settings.block_size, settings.pick, settings.step_tokens
         )
-        rollouts += [
-            context.rollout(
+        for task, trajectory in zip(batch, ordered, strict=True):
+            rollout = context.rollout(
                 task,
                 0,
-                t,
+                trajectory,
                 text=task.solution,
                 verdict=Verdict("correct", {"correct": 1.0}),
                 reward_parts={"correct": 1.0},
                 settings=recorded,
             )
-            for task, t in zip(batch, ordered, strict=True)
-        ]
+            rollouts.append(rollout)
         on_done(len(batch))
-    on_done(len(tasks) - len(own))
+    on_done(len(tasks) - len(shard))
     return distributed.all_gather(rollouts)
+
+
+@torch.no_grad()
+def preferred_order(
+    model: Policy,
+    trajectories: Sequence[Trajectory],
+    block_size: int,
+    pick: int,
+    step_tokens: int,
+) -> list[Trajectory]:
+    """The trajectories with a `step_map` of steps of `step_tokens` tokens, never across the
+    sampler's blocks of `block_size`."""
+    blocks = [sampling_blocks(t, model.family, block_size) for t in trajectories]
+    selection = [np.zeros(len(b), dtype=np.int64) for b in blocks]
+    round_number = 0
+    while any((s == 0).any() for s in selection):
+        round_number += 1
+        plans = [_plan(s == 0, b, model) for s, b in zip(selection, blocks, strict=True)]
+        views = build_views(
+            trajectories, plans, block_size, model.family, model.architecture.mask_id
+        )
+        confidence = predicted_logits(model, views).softmax(-1).max(-1).values.cpu().numpy()
+        for i, (chosen, block) in enumerate(zip(selection, blocks, strict=True)):
+            here = (views.source == i).numpy()
+            tokens = views.token.numpy()[here]
+            _select(chosen, block, tokens, confidence[here], pick, round_number)
+    ordered = []
+    for trajectory, chosen, block in zip(trajectories, selection, blocks, strict=True):
+        step_map = _merge_steps(chosen, block, step_tokens // pick)
+        ordered.append(replace(trajectory, step_map=step_map, block_size=block_size))
+    return ordered
+
+
+def _plan(
+    open_positions: npt.NDArray[np.bool_], blocks: npt.NDArray[np.int64], model: Policy
+) -> Plan:
+    """Predicts every open position: in one view if later blocks are invisible anyway, else in one
+    view per block, later ones masked."""
+    if model.family.attention == "block_causal":
+        blocks = np.zeros_like(blocks)
+    view = np.unique(blocks)[:, None]
+    inside = np.where(open_positions, PREDICTED, VISIBLE)
+    later = np.where(blocks == view, inside, MASKED)
+    states = np.where(blocks < view, VISIBLE, later).astype(np.int8)
+    return Plan(states=states, weights=np.ones(states.shape, dtype=np.float32))
+
+
+def _select(
+    chosen: npt.NDArray[np.int64],
+    blocks: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],
+    confidence: npt.NDArray[np.float32],
+    pick: int,
+    round_number: int,
+) -> None:
+    """Marks the `pick` most confident open tokens of every block with the number of this selection;
+    ties break by position."""
+    order = np.lexsort((tokens, -confidence))
+    for block in np.unique(blocks[tokens]):
+        inside = [t for t in tokens[order] if blocks[t] == block][:pick]
+        chosen[inside] = round_number
+
+
+def _merge_steps(
+    selection: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64], merge: int
+) -> npt.NDArray[np.int32]:
+    """1-based steps over the whole response: blocks in order, inside a block every `merge`
+    neighbouring selections."""
+    pairs = np.stack([blocks, (selection - 1) // merge])
+    _, steps = np.unique(pairs, axis=1, return_inverse=True)
+    return (steps.reshape(-1) + 1).astype(np.int32)

@@ -10,7 +10,7 @@ to 3) DeepSpeed keeps the states in parts, see sharded.py.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, TypeVar
 
 import torch
 
@@ -20,18 +20,25 @@ from tracerl.settings.models import Launch
 from tracerl.settings.training import Optimizer
 from tracerl.training.sharded import Model, Sharded, adamw
 
+MicroBatch = TypeVar("MicroBatch")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class StepStats:
-    """loss: of the whole optimizer step. grad_norm: before clipping. lr: the rate of this step."""
+    """What came of one optimizer step."""
 
     loss: float
+    """Of the whole optimizer step, over all ranks."""
     grad_norm: float
+    """Norm of the gradients before clipping."""
     lr: float
+    """Learning rate of this step."""
+    metrics: dict[str, float]
+    """Sums over all micro-batches of all ranks."""
 
 
 class Trainer(Generic[Model]):
-    """A model with its optimizer; `model` is what losses are computed with, see `follow`.
+    """A model with its optimizer; `model` is what losses are computed with, see `sync_model`.
 
     `total_steps` is where the rate schedule ends. launch: how states are sharded, if they are.
     """
@@ -39,11 +46,12 @@ class Trainer(Generic[Model]):
     def __init__(
         self, model: Model, settings: Optimizer, total_steps: int, launch: Launch | None = None
     ) -> None:
-        self.settings, self.total_steps = settings, total_steps
+        self.settings = settings
+        self.total_steps = total_steps
         self.num_steps = 0
-        self.sharded = (
-            Sharded(model, settings, launch) if launch is not None and launch.zero else None
-        )
+        self.sharded = None
+        if launch is not None and launch.zero:
+            self.sharded = Sharded(model, settings, launch)
         self.model = model if self.sharded is None else self.sharded.model
         self.parameters = {
             name: parameter
@@ -52,35 +60,44 @@ class Trainer(Generic[Model]):
         }
         self.optimizer = adamw(self.parameters.values(), settings)
 
-    def follow(self) -> None:
-        """Brings the model that was given, which samples and is published, up to date with the
-        trained one. All ranks must call it."""
+    def sync_model(self) -> None:
+        """Copies ZeRO-3 shards back into the full model that is used for sampling and saving. All
+        ranks must call it."""
         if self.sharded is not None:
-            self.sharded.follow()
+            self.sharded.sync_model()
 
-    def step(self, losses: Sequence[Callable[[], torch.Tensor]]) -> StepStats:
-        """One optimizer step on the sum of `losses` over all ranks, each a micro-batch that is run
+    def step(
+        self,
+        micro_batches: Sequence[MicroBatch],
+        loss_fn: Callable[[MicroBatch], tuple[torch.Tensor, dict[str, float]]],
+    ) -> StepStats:
+        """One optimizer step on the sum of the micro-batches' losses over all ranks; each is run
         and back-propagated in turn.
 
-        Raises TrainingError if the loss or the gradient norm is not finite: with the weights
-        untouched, except that DeepSpeed has made its step when it knows the norm.
+        loss_fn: the loss of a micro-batch, a scalar with a gradient, and metrics that are summed,
+        with the same names for all. Raises TrainingError if the loss or the gradient norm is not
+        finite: with the weights untouched, except that DeepSpeed has made its step when it knows
+        the norm.
         """
         rate = rate_at(self.num_steps, self.total_steps, self.settings)
         self.optimizer.zero_grad(set_to_none=True)
-        total = 0.0
-        for number, loss_of in enumerate(losses, start=1):
-            loss = loss_of()
+        totals: dict[str, float] = {"loss": 0.0}
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            loss, metrics = loss_fn(micro_batch)
             value = float(loss.detach())
             self._check(value, "loss")
             if self.sharded is None:
                 loss.backward()  # type: ignore[no-untyped-call]
             else:
-                self.sharded.backward(loss, last=number == len(losses))
-            total += value
+                self.sharded.backward(loss, last=number == len(micro_batches))
+            totals["loss"] += value
+            for name, metric in metrics.items():
+                totals[name] = totals.get(name, 0.0) + metric
         norm = self._apply(rate) if self.sharded is None else self.sharded.step(rate)
         self._check(norm, "gradient norm")
         self.num_steps += 1
-        return StepStats(distributed.all_reduce_sum({"loss": total})["loss"], norm, rate)
+        sums = distributed.all_reduce_sum(totals)
+        return StepStats(loss=sums.pop("loss"), grad_norm=norm, lr=rate, metrics=sums)
 
     def _apply(self, rate: float) -> float:
         """AdamW on the gradients summed over ranks; returns their norm before clipping."""
@@ -152,7 +169,7 @@ def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:
     return settings.lr * rise * fall
 
 
-def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
+def pack_padded(lengths: list[int], max_tokens: int) -> list[list[int]]:
     """Indices packed into micro-batches of rows of similar length, each at most `max_tokens` after
     padding (or one row)."""
     batches: list[list[int]] = []
@@ -164,7 +181,7 @@ def packed(lengths: list[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def together(lengths: list[int], max_tokens: int) -> list[list[int]]:
+def pack_concatenated(lengths: list[int], max_tokens: int) -> list[list[int]]:
     """Indices in micro-batches of at most `max_tokens` tokens in all (or one index), for examples
     that share rows."""
     batches: list[list[int]] = []

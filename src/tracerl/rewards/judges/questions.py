@@ -3,7 +3,7 @@ its chunks, or none.
 
 A judge is a function over a batch of questions (rewards/judges/kinds.py makes them). It serves two
 purposes: the outcome of tasks without a verifiable answer (rewards/verify/verifier.py) and the process
-reward of the chunks of a response (training/process.py).
+reward of the chunks of a response (training/process_rewards.py).
 
 Contract: a judge never raises for what a response, a model or a server says. What it cannot decide
 is an answer without a score, with a reason; nobody is paid or charged for it, and it is counted.

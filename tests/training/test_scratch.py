@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tracerl.disk import write_json, write_text
-from tracerl.store.workspace import Workspace
+from tracerl.training.scratch import Workspace
 
 
 class Killed(BaseException):

@@ -9,17 +9,24 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.test_methods import responses
 from tests.reporting.synthetic_run import make_rollout
-from tests.rounds import rollout_of, round_of, round_on
+from tests.rounds import (
+    CRITIC,
+    by_split,
+    collector_on,
+    critic_on,
+    estimator_on,
+    rollout_of,
+    round_of,
+    run_context,
+)
 from tests.tiny import sharp_model, tiny_architecture
 from tests.tiny_run import digests
-from tests.training.test_critic import CRITIC, value_side
+from tests.trajectories import make_trajectory, responses
 from tracerl.errors import TrainingError
 from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.value import ValueModel
-from tracerl.objectives.advantages import returns_and_advantages
 from tracerl.objectives.plans import trace_plan, trace_steps
 from tracerl.objectives.views import build_views
 from tracerl.rewards.judges.kinds import steps_judge
@@ -27,10 +34,10 @@ from tracerl.rewards.judges.questions import Answer
 from tracerl.seeds import generator_for
 from tracerl.settings.rewards import Process
 from tracerl.store.files import read_rollouts
-from tracerl.store.workspace import Workspace
-from tracerl.training import rl
-from tracerl.training.process import ProcessSide, judged_groups
-from tracerl.training.rl import train_rl
+from tracerl.training import collect
+from tracerl.training.collect import Judging
+from tracerl.training.process_rewards import ProcessRewarder
+from tracerl.training.rl import Models, train_rl
 from tracerl.types import Chunks, Rollout, Task
 
 TOKENIZER = character_tokenizer()
@@ -84,7 +91,7 @@ def responding(monkeypatch: pytest.MonkeyPatch, size: int, undecided: bool = Fal
             for i in range(min(size, num_samples) if "held-out" not in context.stage else 1)
         ]
 
-    monkeypatch.setattr(rl, "respond", respond)
+    monkeypatch.setattr(collect, "respond", respond)
 
 
 class KilledError(Exception):
@@ -115,10 +122,6 @@ def train(
         "tracerl",
         **{"tasks": {"set": 1.0}, "held_out": held_out, "process": PROCESS, **few, **changes},
     )
-    by_split = {
-        split: {"set": [task for task in TASKS if task.split == split]}
-        for split in ("train", "test")
-    }
     shape = {
         "vocab_size": TOKENIZER.vocab_size,
         "hidden_size": 16,
@@ -137,22 +140,16 @@ def train(
             if done == last:
                 raise KilledError
 
-        side = ProcessSide(judge, settings.process) if settings.process is not None else None
+        rewarder = None
+        if settings.process is not None:
+            rewarder = ProcessRewarder(judge=judge, settings=settings.process)
         try:
             curves = train_rl(
-                model,
-                None,
-                value,
-                TOKENIZER,
-                by_split["train"],
-                by_split["test"],
+                Models(policy=model, tokenizer=TOKENIZER, value_model=value),
+                by_split(TASKS),
                 settings,
-                True,
-                1,
-                "rl@test",
-                Workspace(folder),
-                progress,
-                process=side,
+                Judging(truncated_is_wrong=True, rewarder=rewarder),
+                run_context(folder, progress),
             )
         except KilledError:
             kill_after = None
@@ -253,10 +250,10 @@ def test_groups_without_two_decided_responses_are_counted_and_stop_a_round_that_
     with pytest.raises(TrainingError, match="2 of 4 responses undecided"):
         train(tmp_path, 2)
     assert len(rows(tmp_path)) == 4
-    round_ = round_on(sharp_model("sdar"), round_of("tracerl"), tmp_path)
+    collector = collector_on(sharp_model("sdar"), round_of("tracerl"), tmp_path)
     group = [written(TASKS[0], i, "rl@test", 1, "undecided" if i else None) for i in range(3)]
     wrong = [written(TASKS[0], i, "rl@test", 1, "wrong") for i in range(3)]
-    assert round_._dropped([group, wrong, [*group[1:], *wrong]]) == {
+    assert collector.count_uninformative([group, wrong, [*group[1:], *wrong]]) == {
         "too_easy_groups": 0,
         "too_hard_groups": 2,
         "undecided_groups": 1,
@@ -281,17 +278,15 @@ def with_chunks(trajectories: list[Any]) -> list[Rollout]:
 @pytest.mark.parametrize(
     ("family", "shrink"), [("sdar", 1), ("sdar", 2), ("llada", 3), ("dream", 1)]
 )
-def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothing(
-    family, shrink, tmp_path
-):
+def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothing(family, shrink):
     """With discount and trace 1 and a value of 0 everywhere, an advantage is what is paid from its
     step on."""
     policy, group = sharp_model(family), with_chunks(responses(family))
     settings: dict[str, Any] = {"train_block_size": 4, "shrink": shrink, "process": PROCESS}
-    plain = round_on(policy, round_of("tracerl", advantages="group", **settings), tmp_path)
+    plain = estimator_on(policy, round_of("tracerl", advantages="group", **settings))
     round_settings = round_of("tracerl", advantages="gae", value=CRITIC, **settings)
-    valued = round_on(policy, round_settings, tmp_path, value=value_side(policy, round_settings, 2))
-    ours, theirs = (round_._advantages([group], 1)[0][0] for round_ in (plain, valued))
+    valued = estimator_on(policy, round_settings, critic_on(policy, round_settings, 2))
+    ours, theirs = (estimator.estimate([group], 1)[0][0] for estimator in (plain, valued))
     for rollout, one, other in zip(group, ours, theirs, strict=True):
         size = rollout.trajectory.num_tokens
         np.testing.assert_allclose(one[:size], other[:size], rtol=0, atol=1e-6)
@@ -300,7 +295,7 @@ def test_process_rewards_without_a_value_model_are_those_of_one_that_says_nothin
         for r, one in zip(group, ours, strict=True)
     )
     bare = [replace(rollout, chunks=None) for rollout in group]
-    assert all(len(np.unique(table)) == 1 for table in plain._advantages([bare], 1)[0][0])
+    assert all(len(np.unique(table)) == 1 for table in plain.estimate([bare], 1)[0][0])
 
 
 @pytest.mark.parametrize(
@@ -323,28 +318,39 @@ def test_steps_are_the_groups_of_the_views_in_their_order(family, shrink, size):
         assert trace_steps(trajectory, size, policy.family, shrink).tolist() == wanted.tolist()
 
 
-def test_end_tokens_that_are_trained_as_well_are_paid_nothing(tmp_path):
-    (rollout,) = with_chunks(responses("sdar")[:1])
-    trajectory = rollout.trajectory
-    round_ = round_on(
-        sharp_model("sdar"), round_of("tracerl", train_block_size=4, process=PROCESS), tmp_path
+BLOCKS_OF_2: dict[str, Any] = {"block_size": 2, "steps_per_block": 2}
+
+
+def test_end_tokens_that_are_trained_as_well_are_paid_nothing():
+    """A response that ends after 3 tokens, then two more end tokens and an ordinary one; with
+    num_pad 2 five tokens are trainable, and the chunk reward sits on the last step of its chunk."""
+    trajectory = replace(
+        make_trajectory(2, [1, 2, 3, 4, 5, 6], 3, 2),
+        response_ids=np.array([5, 6, 1, 1, 2, 7], dtype=np.int32),
     )
-    longer = replace(trajectory, num_tokens=len(trajectory.response_ids))
-    paid = round_._paid(rollout, longer, 0.0)
-    assert len(paid) == len(trajectory.response_ids)
-    values = np.zeros(len(paid))
-    assert rollout.chunks is not None
-    assert (
-        returns_and_advantages(paid, values, round_._steps(longer), 1.0, 1.0)[0].max()
-        <= np.abs(rollout.chunks.rewards).sum() + 1e-6
+    chunks = Chunks(
+        ends=np.array([3], np.int32),
+        scores=np.ones(1, np.float32),
+        rewards=np.array([0.5], np.float32),
     )
+    rollout = replace(rollout_of(trajectory, 1.0), chunks=chunks)
+    for num_pad, paid in ((0, [0, 0, 1.5]), (1, [0, 0, 0.5, 1]), (2, [0, 0, 0.5, 0, 1])):
+        settings = round_of(
+            "tracerl", BLOCKS_OF_2, train_block_size=2, process=PROCESS, num_pad=num_pad
+        )
+        estimator = estimator_on(sharp_model("sdar"), settings)
+        assert estimator.trainable(rollout).num_tokens == 3 + num_pad
+        assert estimator.token_rewards(rollout, 1.0).tolist() == paid
+    settings = round_of("tracerl", BLOCKS_OF_2, train_block_size=2, process=PROCESS, num_pad=9)
+    longest = estimator_on(sharp_model("sdar"), settings).trainable(rollout)
+    assert longest.num_tokens == 5, "an ordinary token ends the run of end tokens"
 
 
 def test_mean_and_leave_one_out_standardise_steps_as_they_do_outcomes():
-    side = ProcessSide(steps_judge, Process(**PROCESS))
+    rewarder = ProcessRewarder(judge=steps_judge, settings=Process(**PROCESS))
     group = [written(TASKS[0], i, "rl@test", 1) for i in range(3)]
     for kind, wanted in (("mean", [1 / 3, -2 / 3, 1 / 3]), ("rloo", [0.5, -1.0, 0.5])):
-        ((judged), _) = judged_groups(side, kind, TOKENIZER, [group])
-        assert [r.chunks.rewards[0] for r in judged[0] if r.chunks is not None] == pytest.approx(
+        paid, _ = rewarder.pay([group], kind, TOKENIZER)
+        assert [r.chunks.rewards[0] for r in paid[0] if r.chunks is not None] == pytest.approx(
             wanted
         )

@@ -1,0 +1,272 @@
+"""The policy's update: from groups of responses and their advantages to micro-batches, and from
+those to the clipped loss of any method of objectives/methods.py.
+
+Old and new log-probabilities are taken over the same views in the same micro-batches, so that the
+ratio starts at 1 to rounding. The first optimizer step of an iteration is made with the policy that
+sampled: its own pass gives the old ones, and there is no other. Views that are drawn are drawn anew
+for every epoch; their draw is a function of (seed, stage, iteration, epoch, response).
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tracerl import distributed
+from tracerl.models.policy import Policy
+from tracerl.objectives.losses import (
+    denominator,
+    kl_penalty,
+    policy_gain,
+    policy_loss,
+    response_mean,
+)
+from tracerl.objectives.methods import (
+    METHODS,
+    Method,
+    Units,
+    estimates,
+    given,
+    num_units,
+    scores,
+    unit_weights,
+    units_of,
+)
+from tracerl.objectives.plans import Plan
+from tracerl.objectives.views import Views, build_views, row_bundles
+from tracerl.seeds import generator_for
+from tracerl.settings.training import RlRound
+from tracerl.training.trainer import Trainer, pack_padded
+from tracerl.types import Trajectory
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The responses of one optimizer step."""
+
+    trajectories: list[Trajectory]
+    """What is trained on."""
+    advantages: list[Floats]
+    """float64 [R] per trajectory: the advantage of each response token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Views of some trajectories and their U units, with everything about them that the update
+    leaves constant."""
+
+    views: Views
+    """The rows of one forward pass."""
+    units: Units
+    """Of what the likelihood is estimated."""
+    weights: torch.Tensor
+    """float32 [U]: weight in the loss; 0 in a repeat."""
+    advantages: torch.Tensor
+    """[U], of the model's dtype or float32 if that is wider."""
+    old_logprobs: torch.Tensor | None
+    """[U]: under the policy that sampled; None where it will not have moved."""
+    reference_logprobs: torch.Tensor | None
+    """[U]: under the reference; None where the reference is the policy that sampled."""
+    old_order: torch.Tensor | None
+    """[U]: log-probability of each unit's place in the order of commitment, if the method scores it
+    and the policy will have moved."""
+    counts: bool
+    """False for a repeat that only gives this rank as many passes as the others have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyUpdate:
+    """Updates the policy of a round."""
+
+    trainer: Trainer[Policy]
+    """The trainer of the policy."""
+    settings: RlRound
+    """The round, or the phase of it."""
+    mask_id: int
+    """Token id of the mask."""
+    seed: int
+    """The run's random seed."""
+    stage: str
+    """The stage; names the random streams."""
+    reference: Policy | None = None
+    """What the KL penalty is taken to; None for the policy of the iteration's start."""
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.settings.method]
+
+    def update(self, batches: Sequence[Batch], iteration: int) -> dict[str, float]:
+        """One optimizer step for every batch and epoch; metrics, means over the steps."""
+        draws = self.method.draws
+        # The first batch's views serve once, before any update, unless they serve every epoch.
+        once = draws or self.settings.epochs == 1
+        prepared = []
+        for number, batch in enumerate(batches):
+            prepared.append(self.prepare(batch, iteration, 0, on_policy=once and number == 0))
+        for epoch in range(1, self.settings.epochs):
+            if draws:
+                prepared += [self.prepare(batch, iteration, epoch) for batch in batches]
+            else:
+                prepared += prepared[: len(batches)]
+        rows = [self.step(micro_batches) for micro_batches in prepared]
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+    def prepare(
+        self, batch: Batch, iteration: int, epoch: int, on_policy: bool = False
+    ) -> list[MicroBatch]:
+        """The micro-batches of one optimizer step, this rank's share of them.
+
+        on_policy: whether that step is made with the policy as it is now, so that its own pass will
+        give the old log-probabilities.
+        """
+        settings = self.settings
+        family = self.trainer.model.family
+        plans = [self.plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
+        bundles, lengths = row_bundles(
+            batch.trajectories,
+            plans,
+            settings.train_block_size,
+            family,
+            settings.group_tokens or 0,
+        )
+        tokens = 0.0
+        for plan, trajectory in zip(plans, batch.trajectories, strict=True):
+            tokens += num_units(self.method, plan, trajectory)
+        divisor = denominator(
+            settings.reduction, len(batch.trajectories), tokens, settings.sampler.max_new_tokens
+        )
+        packings = pack_padded(lengths, settings.micro_batch_tokens)
+        prepared = []
+        for packing, counts in distributed.shard_padded(packings):
+            indices = [i for bundle in packing for i in bundles[bundle]]
+            part = Batch(
+                trajectories=[batch.trajectories[i] for i in indices],
+                advantages=[batch.advantages[i] for i in indices],
+            )
+            micro_batch = self._micro_batch(
+                part, [plans[i] for i in indices], divisor, counts, on_policy
+            )
+            prepared.append(micro_batch)
+        return prepared
+
+    def _micro_batch(
+        self, batch: Batch, plans: list[Plan], divisor: float, counts: bool, on_policy: bool
+    ) -> MicroBatch:
+        settings = self.settings
+        model = self.trainer.model
+        views = build_views(
+            batch.trajectories,
+            plans,
+            settings.train_block_size,
+            model.family,
+            self.mask_id,
+            group_tokens=settings.group_tokens or 0,
+        )
+        units = units_of(self.method, views, [t.num_tokens for t in batch.trajectories])
+        weights = unit_weights(settings.reduction, units, divisor).to(model.device) * counts
+        advantages = self._unit_advantages(batch, units)
+        units = units.to(model.device)
+        old = order = reference = None
+        with torch.no_grad():
+            if not on_policy:
+                old, order = self._likelihoods(model.eval(), views, units, advantages)
+            if self.reference is not None:
+                reference, _ = self._likelihoods(self.reference, views, units, advantages)
+        return MicroBatch(
+            views=views,
+            units=units,
+            weights=weights,
+            advantages=advantages,
+            old_logprobs=old,
+            reference_logprobs=reference,
+            old_order=order,
+            counts=counts,
+        )
+
+    def _unit_advantages(self, batch: Batch, units: Units) -> torch.Tensor:
+        """[U]: of each unit, that of the token it names."""
+        lengths = [len(trajectory.response_ids) for trajectory in batch.trajectories]
+        starts = torch.tensor(np.cumsum([0, *lengths])[:-1])
+        table = torch.from_numpy(np.concatenate(batch.advantages))
+        model = self.trainer.model
+        return table[starts[units.source] + units.token].to(
+            model.device, torch.promote_types(model.dtype, torch.float32)
+        )
+
+    def _likelihoods(
+        self, model: Policy, views: Views, units: Units, advantages: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-likelihood of every unit, and of its place in the order of commitment if the method
+        scores that, both [U]."""
+        logprobs, order = scores(self.method, model, views, self.settings)
+        return estimates(self.method, logprobs, units, views, advantages, self.settings), order
+
+    def plan(self, trajectory: Trajectory, iteration: int, epoch: int) -> Plan:
+        """The method's views of a trajectory. Their noise is a function of the trajectory's
+        content, not of its place in a batch."""
+        content = trajectory.prompt_ids.tobytes() + b"|" + trajectory.response_ids.tobytes()
+        key = hashlib.blake2b(content, digest_size=8).hexdigest()
+        generator = generator_for(self.seed, self.stage, iteration, epoch, "views", key)
+        return self.method.plan(trajectory, self.settings, self.trainer.model.family, generator)
+
+    def step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
+        """One optimizer step (in evaluation mode: no dropout in any RL pass), with its metrics."""
+        stats = self.trainer.step(micro_batches, self.loss)
+        count = max(stats.metrics["units"], 1)
+        means = {k: v / count for k, v in stats.metrics.items() if k != "units"}
+        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **means}
+
+    def loss(self, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a micro-batch, a scalar, and metrics that are sums over its units: `kl` (k3
+        of the policy that sampled and the new one), `clip_fraction`, `units`."""
+        settings = self.settings
+        units = batch.units
+        new, order = self._likelihoods(
+            self.trainer.model.eval(), batch.views, units, batch.advantages
+        )
+        old = new.detach() if batch.old_logprobs is None else batch.old_logprobs
+        reference = old if batch.reference_logprobs is None else batch.reference_logprobs
+        difference = new.detach() - old
+        metrics = {
+            "kl": batch.counts * float((torch.exp(difference) - 1 - difference).sum()),
+            "clip_fraction": batch.counts * self._num_clipped(difference, settings.clip, units),
+        }
+        gain = policy_gain(
+            settings.ratio, new, old, batch.advantages, settings.clip, units.source, units.weight
+        )
+        penalty = kl_penalty(settings.kl, new * units.size, reference * units.size) / units.size
+        loss = policy_loss(gain, penalty, batch.weights, settings.kl_weight)
+        if order is not None:
+            order_loss, num_clipped = self._order_loss(batch, order)
+            loss = loss + order_loss
+            metrics["order_clip_fraction"] = batch.counts * num_clipped
+        metrics["units"] = float(batch.counts * len(batch.weights))
+        return loss, metrics
+
+    def _order_loss(self, batch: MicroBatch, order: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """The order's part of the loss, and how many of its ratios were clipped."""
+        settings = self.settings
+        units = batch.units
+        clip = given(settings.order_clip)
+        old = order.detach() if batch.old_order is None else batch.old_order
+        gain = policy_gain(
+            settings.ratio, order, old, batch.advantages, clip, units.source, units.weight
+        )
+        num_clipped = self._num_clipped(order.detach() - old, clip, units)
+        return -given(settings.order_weight) * (batch.weights * gain).sum(), num_clipped
+
+    def _num_clipped(
+        self, difference: torch.Tensor, clip: tuple[float, float], units: Units
+    ) -> float:
+        """How many units have a ratio outside the clip."""
+        if self.settings.ratio == "none":
+            return 0.0
+        if self.settings.ratio == "sequence":
+            difference = response_mean(difference, units.source, units.weight)
+        is_clipped = (difference < np.log1p(-clip[0])) | (difference > np.log1p(clip[1]))
+        return float(is_clipped.sum())
