@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     status 1, not with a traceback."""
     _open_streams()
     try:
-        app(args=arguments, prog_name="tracerl")
+        try:
+            app(args=arguments, prog_name="tracerl")
+        finally:
+            sys.stdout.flush()  # what a full disk refuses, it refuses here
     except TracerlError as error:
         sys.exit(f"error: {error}")
     except RecursionError:
