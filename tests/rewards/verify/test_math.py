@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.published import published
-from tests.rewards.verify.pairs import ADVERSARIAL, ORDINARY
+from tests.rewards.verify.pairs import ADVERSARIAL, KINDS, ONE_WAY, ORDINARY
 from tracerl.evaluation.benchmarks import read_rows
-from tracerl.rewards.verify.math import decide_quickly, extract_answer, number
+from tracerl.rewards.verify.answers import decide_quickly
+from tracerl.rewards.verify.math import extract_answer
+from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.workers import MathWorkers
 
 CPU_SECONDS = 2.0
@@ -100,7 +102,7 @@ def test_a_hostile_text_is_read_in_linear_time(part):
 def test_every_pair_of_the_table_has_its_verdict(workers):
     assert len(ORDINARY) + len(ADVERSARIAL) >= 150
     assert len(ADVERSARIAL) >= 40
-    pairs = [*ORDINARY, *ADVERSARIAL]
+    pairs = [*ORDINARY, *ADVERSARIAL, *KINDS]
     found = decide(workers, [pair[:2] for pair in pairs])
     wrong = [
         (gold, given[:60], want, got)
@@ -108,6 +110,21 @@ def test_every_pair_of_the_table_has_its_verdict(workers):
         if want != got
     ]
     assert wrong == []
+
+
+def test_a_verdict_is_symmetric(workers):
+    pairs = [pair for pair in KINDS if pair[:2] not in ONE_WAY] + ORDINARY[::3]
+    turned = decide(workers, [(answer, gold) for gold, answer, _ in pairs])
+    assert [
+        (gold, answer, want, got)
+        for (gold, answer, want), got in zip(pairs, turned, strict=True)
+        if want != got
+    ] == []
+
+
+def test_a_known_equation_is_more_than_its_value(workers):
+    turned = decide(workers, sorted((answer, gold) for gold, answer in ONE_WAY))
+    assert turned == ["equal", "equal", "undecided", "undecided"]
 
 
 def test_equality_is_reflexive_and_a_verdict_does_not_depend_on_order_or_number_of_workers(workers):

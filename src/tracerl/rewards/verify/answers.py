@@ -1,147 +1,92 @@
-"""Whether two mathematical answers are equal, with sympy. Never call this on model text in a
-process that must live: see `workers.py`.
+"""Whether two mathematical answers are equal.
 
-An answer is read into a small tree first (list, set, interval or tuple, union, matrix, equation,
-words, number with unit, expression), and trees are compared part by part; only single expressions
-reach the LaTeX parser and sympy. Equality of expressions must be proven symbolically, difference by
-a point at which the values differ. What is neither proven nor refuted is "undecided".
+Answers are read into small trees (`reading.py`), which are compared part by part. Plain numbers are
+compared here, exactly; what needs algebra is asked of `algebra.py`, or ends the comparison where
+there is none (`decide_quickly`). So the quick verdict and the full one come from the same rules, and
+differ only in what they can decide.
+
+A verdict is symmetric, with one exception: an equation whose left side is no name (`m + n = 204`)
+equals its value only where the value is the known answer. A known equation is a statement of its
+own, which its right side alone does not make.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Protocol
 
-import sympy
-from latex2sympy2_extended import NormalizationConfig, latex2sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
-from tracerl.rewards.verify.math import MAX_ANSWER, Equivalence, clean, decide_quickly, number
-
-_MAX_DEPTH = 12
-_PARSER = ConversionConfig(lowercase_symbols=False)
-_NORMAL = NormalizationConfig(
-    basic_latex=True,
-    units=False,
-    malformed_operators=False,
-    nits=False,
-    boxed="none",
-    equations=False,
+from tracerl.rewards.verify.math import MAX_ANSWER, Equivalence
+from tracerl.rewards.verify.numbers import number
+from tracerl.rewards.verify.reading import (
+    NAME,
+    AllReals,
+    Assignment,
+    Based,
+    Clock,
+    Compound,
+    Equation,
+    Expression,
+    Group,
+    Listing,
+    Matrix,
+    Node,
+    NotReadableError,
+    Quantity,
+    Ratio,
+    Relation,
+    Residue,
+    SetOf,
+    Words,
+    read,
 )
+from tracerl.rewards.verify.spelling import clean
+from tracerl.rewards.verify.units import Unit
 
-# Units that are compared by size: name -> (dimension, size).
-_SIZES: dict[str, dict[str, str | int]] = {
-    "length": {
-        "m": 1,
-        "cm": "0.01",
-        "mm": "0.001",
-        "km": 1000,
-        "meter": 1,
-        "centimeter": "0.01",
-        "kilometer": 1000,
-        "in": "0.0254",
-        "inch": "0.0254",
-        "inche": "0.0254",
-        "ft": "0.3048",
-        "feet": "0.3048",
-        "foot": "0.3048",
-        "yard": "0.9144",
-        "mile": "1609.344",
-    },
-    "mass": {
-        "kg": 1,
-        "g": "0.001",
-        "mg": "0.000001",
-        "gram": "0.001",
-        "kilogram": 1,
-        "pound": "0.45359237",
-        "lb": "0.45359237",
-    },
-    "time": {
-        "s": 1,
-        "sec": 1,
-        "second": 1,
-        "min": 60,
-        "minute": 60,
-        "h": 3600,
-        "hr": 3600,
-        "hour": 3600,
-        "day": 86400,
-        "week": 604800,
-    },
-    "money": {"dollar": 1, "cent": "0.01", "usd": 1},
-    "volume": {"l": 1, "ml": "0.001", "liter": 1, "litre": 1},
-}
-_UNITS = {
-    name: (dimension, Fraction(size))
-    for dimension, sizes in _SIZES.items()
-    for name, size in sizes.items()
-}
-_PLAIN_UNIT = re.compile(r"^(.*?[\d})])( ?)([A-Za-z]+)((?:\s*\^\s*\{?[23]\}?)?)$")
-_TEXT_UNIT = re.compile(
-    r"^(.*?[^\s\\])\s*((?:\\text\s*\{[^{}]*\}|\\text\s+[A-Za-z]+)(?:\s*\^\s*\{?[23]\}?)?(?:\s*/\s*\\text\s*\{[^{}]*\})?)$"
-)
-_DEGREES = re.compile(
-    r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\text\s*\{\s*degrees?\s*\}|degrees?|\\degree)\s*$"
-)
-
-_COMMANDS = {
-    "sqrt": r"\sqrt",
-    "pi": r"\pi",
-    "sin": r"\sin",
-    "cos": r"\cos",
-    "tan": r"\tan",
-    "log": r"\log",
-    "ln": r"\ln",
-    "exp": r"\exp",
-    "infinity": r"\infty",
-    "inf": r"\infty",
-    "oo": r"\infty",
-}
-_WORD = re.compile(r"(?<![\\A-Za-z])([A-Za-z]{2,})")
-_CHOICE = re.compile(r"\(?\s*([A-Ja-j])\s*(?:[).:](?=\s|$).*)?", re.DOTALL)
-_ASSIGNED = re.compile(
-    r"^\s*([A-Za-z](?:_\{?\w+\}?)?|[A-Za-z]\([A-Za-z]\)|\\(?:theta|alpha|beta|lambda))\s*=(?!=)\s*"
-)
-_RELATION = re.compile(r"(\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>)")
-_MATRIX = re.compile(r"^\\begin\s*\{(p|b|B|)matrix\}(.*)\\end\s*\{\1matrix\}$", re.DOTALL)
-_ARRAY = re.compile(
-    r"^[(\[]?\s*\\begin\s*\{array\}\s*\{[^{}]*\}(.*)\\end\s*\{array\}\s*[)\]]?$", re.DOTALL
-)
-_BASE = re.compile(r"^([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{\s*)?(\d+)(?:\s*\})?\s*\}|(\d))$")
-_DECIMAL = re.compile(r"(?<![\w.])(\d+\.\d*|\.\d+)(?![\d.])")
-_REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{?\s*(\d+)\s*\}?")
-_EXPLOSIVE = re.compile(
-    r"\d{4,}\s*!|!\s*\)*\s*!|\^\s*\{?\s*\(?\d+\s*\^|\^\s*\{?\s*\d{4,}|\\binom\s*\{\s*\d{5,}|\\binom\s*\{\s*\d+\s*\^"
-)
-_SPLIT_WORDS = re.compile(
-    r"\s*(?:\\text\s*\{\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|;)\s*"
-)
+_MAX_COMPARISONS = 400
+_APPROXIMATION = Fraction(1, 100)  # how far the two sides of `\\approx` may be apart, relatively
 
 
-@dataclass(frozen=True)
-class Node:
-    """kind: list, set, group, union, matrix, equation, base, quantity, words or expression. parts:
-    its items, nodes or text.
-    mark: brackets of a group, unit of a quantity, shape of a matrix."""
-
-    kind: str
-    parts: tuple[Any, ...]
-    mark: str = ""
+class NeedsAlgebraError(Exception):
+    """The verdict depends on expressions that are no plain numbers."""
 
 
-class NotReadableError(ValueError):
-    """The text is no answer this module understands."""
+class Algebra(Protocol):
+    """What only a computer algebra system decides. Each may raise NotReadableError."""
+
+    def same_expression(self, gold: str, answer: str) -> Equivalence: ...
+
+    def same_equation(self, gold: Equation, answer: Equation) -> Equivalence: ...
+
+    def same_relation(self, gold: Relation, answer: Relation) -> Equivalence: ...
+
+    def same_region(self, gold: Node, answer: Node) -> Equivalence: ...
 
 
-def compare_answers(gold: str, given: str) -> Equivalence:
-    """The verdict on an answer as extracted. May take any amount of time and memory."""
-    quick = decide_quickly(gold, given)
-    if quick is not None:
-        return quick
-    ours, theirs = clean(gold), clean(given)
-    if re.fullmatch(r"\(?\s*[A-J]\s*\)?", ours) and (chosen := _CHOICE.fullmatch(theirs)):
-        return "equal" if chosen[1].upper() == ours.strip("() ") else "different"
+def decide_quickly(gold: str, answer: str) -> Equivalence | None:
+    """The verdict where it needs no algebra, else None. Safe on any text, in time that its length
+    bounds."""
+    try:
+        return compare_answers(gold, answer, None)
+    except NeedsAlgebraError:
+        return None
+
+
+def compare_answers(gold: str, answer: str, algebra: Algebra | None) -> Equivalence:
+    """The verdict on an answer as extracted. With an algebra it may take any amount of time and
+    memory; without one NeedsAlgebraError is raised where it would be asked."""
+    if max(len(gold), len(answer)) > 4 * MAX_ANSWER:
+        return "equal" if gold == answer else "undecided"
+    ours, theirs = clean(gold), clean(answer)
+    if ours == theirs:
+        return "equal"
+    if not theirs:
+        return "different"
+    if max(len(ours), len(theirs)) > MAX_ANSWER:
+        return "undecided"
+    choice = _same_choice(ours, theirs)
+    if choice is not None:
+        return choice
+    ours, theirs = _without_label(ours), _without_label(theirs)
     try:
         known = read(ours)
     except NotReadableError:
@@ -149,444 +94,452 @@ def compare_answers(gold: str, given: str) -> Equivalence:
     try:
         found = read(theirs)
     except NotReadableError:
-        return "different" if known.kind == "words" else "undecided"
-    return _same(known, found)
+        return "different" if isinstance(known, Words) else "undecided"
+    return _Comparison(algebra).same(known, found)
 
 
-def read(text: str, depth: int = 0) -> Node:
-    """The tree of a cleaned answer. Raises NotReadableError where brackets do not match or nest too
-    deeply."""
-    text = clean(text)
-    if depth > _MAX_DEPTH or not text or len(text) > MAX_ANSWER:
-        raise NotReadableError(text[:80])
-    if "\\pm" in text and text.count("\\pm") == 1:
-        return Node("list", tuple(read(text.replace("\\pm", sign), depth + 1) for sign in "+-"))
-    matrix = _MATRIX.match(text) or _ARRAY.match(text)
-    if matrix:
-        rows = [
-            row.split("&")
-            for row in re.split(r"\\\\|\\cr", matrix[matrix.lastindex or 1])
-            if row.strip()
-        ]
-        return Node(
-            "matrix",
-            tuple(read(cell, depth + 1) for row in rows for cell in row),
-            str([len(row) for row in rows]),
-        )
-    if len(parts := _split_top(_SPLIT_WORDS.sub(" , ", text), ",")) > 1:
-        return Node("list", tuple(read(part, depth + 1) for part in parts if part.strip()))
-    if len(parts := re.split(r"\\cup(?![A-Za-z])", text)) > 1:
-        return Node("union", tuple(read(part, depth + 1) for part in parts))
-    member = re.match(r"^[A-Za-z]\s*\\in(?![A-Za-z])\s*(.*)$", text, re.DOTALL)
-    if member:
-        return read(member[1], depth + 1)
-    if (ray := _inequality(text, depth)) is not None:
-        return ray
-    if text == r"\emptyset" or re.fullmatch(r"\\\{\s*\\\}", text):
-        return Node("set", ())
-    if text.startswith(r"\{") and text.endswith(r"\}") and _closes_at_end(text):
-        return Node("set", tuple(read(part, depth + 1) for part in _split_top(text[2:-2], ",")))
-    if (
-        text[0] in "(["
-        and text[-1] in ")]"
-        and _closes_at_end(text)
-        and len(parts := _split_top(text[1:-1], ",")) > 1
-    ):
-        return Node("group", tuple(read(part, depth + 1) for part in parts), text[0] + text[-1])
-    return _leaf(text, depth)
+_LETTER = re.compile(
+    r"(?:\\text\{)?(?:(?:the|my)?\s*(?:final|correct)?\s*(?:answer|option|choice)\s*(?:is|:)?\s*)?\}?"
+    r"(?:\\text\{)?\(?(?P<letter>[A-Ja-j])\)?\}?",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    r"(?:\\text\{)?\s*\((?P<round>[A-J])\)\s*\}?\s*(?P<rest>.+)"
+    r"|(?:\\text\{)?(?P<plain>[A-Ja-j])\s*[).:](?=\s|\}|$)\}?(?P<tail>.*)",
+    re.DOTALL,
+)
 
 
-def _leaf(text: str, depth: int) -> Node:
-    assigned = _ASSIGNED.match(text)
-    if assigned and text[assigned.end() :].strip() and "=" not in text[assigned.end() :]:
-        return Node("equation", (assigned[1], read(text[assigned.end() :], depth + 1)))
-    if text.count("=") == 1 and all(side.strip() for side in text.split("=")):
-        left, right = text.split("=")
-        return Node("equation", (left.strip(), Node("expression", (right.strip(),))))
-    if based := _BASE.match(text):
-        return Node("base", (based[1].upper(),), based[2] or based[3])
-    if (unit := _quantity(text)) is not None:
-        return unit
-    # Long words that are no functions are prose, and prose is compared as such, never multiplied
-    # out letter by letter.
-    bare = re.sub(r"\\text\s*\{[^{}]*\}", " prose ", text)
-    long = [
-        w
-        for w in _WORD.findall(re.sub(r"\\[A-Za-z]+", " ", bare))
-        if w.lower() not in _COMMANDS and (len(w) > 3 or w == "prose")
-    ]
-    if long or (text.isalpha() and len(text) > 1 and text.lower() not in _COMMANDS):
-        return Node("words", (_plain_words(text),))
-    return Node("expression", (text,))
+def _same_choice(gold: str, answer: str) -> Equivalence | None:
+    """Two letters of a multiple choice, bare or with what they stand for; None if one is no
+    letter."""
+    ours, theirs = _letter(gold), _letter(answer)
+    if ours is None or theirs is None:
+        return None
+    bare = _LETTER.fullmatch(gold) or _LETTER.fullmatch(answer)
+    if not bare and ours == theirs:
+        return None  # what they stand for decides
+    return "equal" if ours == theirs else "different"
 
 
-def _plain_words(text: str) -> str:
-    text = re.sub(r"\\text\s*", "", text)
-    return " ".join(re.sub(r"[{}$.,:;!'\"`*_]|\\[a-z]+", " ", text).casefold().split())
-
-
-def _quantity(text: str) -> Node | None:
-    """A value with a unit behind it, in words or as a known abbreviation; a per cent sign and
-    degrees are units too."""
-    if degrees := _DEGREES.search(text):
-        return (
-            Node("quantity", (Node("expression", (text[: degrees.start()].strip(),)),), "degree")
-            if degrees.start()
-            else None
-        )
-    if text.endswith("%"):
-        return Node("quantity", (Node("expression", (text.rstrip("\\% "),)),), "percent")
-    if (named := _TEXT_UNIT.match(text)) and re.search(r"\d|\\pi|\\sqrt|^[a-z]$", named[1]):
-        return Node("quantity", (Node("expression", (named[1].strip(),)),), _unit_name(named[2]))
-    plain = _PLAIN_UNIT.match(text)
-    if plain and _unit_name(plain[3]) in _UNITS and (plain[2] or len(plain[3]) > 1):
-        return Node(
-            "quantity", (Node("expression", (plain[1].strip(),)),), _unit_name(plain[3] + plain[4])
-        )
-    words = re.match(r"^(-?[\d.,/]+)\s+([A-Za-z][A-Za-z ]*)$", text)
-    if words and words[2].lower() not in _COMMANDS and len(words[2]) > 1:
-        return Node("quantity", (Node("expression", (words[1],)),), _unit_name(words[2]))
+def _letter(text: str) -> str | None:
+    if bare := _LETTER.fullmatch(text):
+        return bare["letter"].upper()
+    if label := _LABEL.fullmatch(text):
+        return (label["round"] or label["plain"]).upper()
     return None
 
 
-def _unit_name(text: str) -> str:
-    name = re.sub(r"\\text|[{}\s.]", "", text).lower()
-    name = name.removeprefix("square").strip() + "^2" if name.startswith("square") else name
-    stem, _, power = name.partition("^")
-    stem = stem.removesuffix("s") if len(stem) > 1 else stem
-    return f"{stem}^{power}" if power else stem
+def _without_label(text: str) -> str:
+    """`42` of `(C) 42`."""
+    label = _LABEL.fullmatch(text)
+    rest = (label["rest"] or label["tail"]).strip() if label else ""
+    return rest if label and label["round"] and rest else text
 
 
-def _inequality(text: str, depth: int) -> Node | None:
-    """`1 < x \\le 3` as the interval it is. None if the text is no inequality in one variable with
-    the variable alone on its side."""
-    parts = [part.strip() for part in _RELATION.split(text)]
-    if len(parts) not in (3, 5) or not all(parts):
+class _Comparison:
+    """Verdicts on pairs of trees."""
+
+    def __init__(self, algebra: Algebra | None) -> None:
+        self._algebra = algebra
+
+    def same(self, gold: Node, answer: Node) -> Equivalence:
+        match gold, answer:
+            case Equation(), Equation():
+                return self._same_equation(gold, answer)
+            case Equation(), _:
+                return self._same_as_equation(gold, answer, is_gold=True)
+            case _, Equation():
+                return self._same_as_equation(answer, gold, is_gold=False)
+            case ((Expression() | Quantity() | Residue() | Clock() | Ratio() | Based()), _):
+                return self._same_single(gold, answer)
+            case Words(), Words():
+                return _verdict(gold.text == answer.text)
+        return self._same_many(gold, answer)
+
+    def _same_single(self, gold: Node, answer: Node) -> Equivalence:
+        """Of which the known one is a single value."""
+        match gold, answer:
+            case Expression(), Expression():
+                return self._same_text(gold.text, answer.text)
+            case Quantity(), Quantity():
+                return self._same_quantity(gold, answer)
+            case Residue(), Residue():
+                return self._same_residue(gold, answer)
+            case Clock(), Clock():
+                return _same_clock(gold, answer)
+            case Ratio(), Ratio():
+                return self._same_ratio(gold.terms, answer.terms)
+            case Based(), Based():
+                return _same_based(gold, answer)
+        return self._same_many(gold, answer)
+
+    def _same_many(self, gold: Node, answer: Node) -> Equivalence:
+        """Of which the known one has parts, or the two are of different kinds."""
+        match gold, answer:
+            case Listing(), Listing():
+                return self._same_multiset(gold.items, answer.items)
+            case ((SetOf() | Listing()), (SetOf() | Listing())):
+                return self._same_set(gold.items, answer.items)
+            case Group(), Group():
+                return self._same_group(gold, answer)
+            case Matrix(), Matrix():
+                return self._same_matrix(gold, answer)
+            case Assignment(), Assignment():
+                same = self._all_same(gold.values, answer.values)
+                return same if gold.names == answer.names else "different"
+            case Relation(), Relation():
+                return self._same_relation(gold, answer)
+        if _is_region(gold) and _is_region(answer):
+            return self._same_region(gold, answer)
+        for first, second in ((gold, answer), (answer, gold)):
+            verdict = self._same_across(first, second)
+            if verdict is not None:
+                return verdict
+        return "different"
+
+    def _same_across(self, first: Node, second: Node) -> Equivalence | None:
+        """Different kinds that may mean the same, in this order; None for all others."""
+        match first, second:
+            case SetOf(), Expression() | Quantity() | Group() | Matrix() if len(first.items) == 1:
+                return self.same(first.items[0], second)
+            case Expression(), Listing() | SetOf() if first.items:
+                items = [read(item) for item in first.items]
+                return self._same_multiset(items, second.items)
+            case Quantity(), Expression():
+                return self._same_with_unit(first, second)
+            case Residue(), Expression():
+                return self._same_with_modulus(first, second)
+            case Based(), Expression():
+                value = number(second.text)
+                return "undecided" if value == first.value else "different"
+            case Group(brackets="()"), Assignment():
+                return self._all_same(first.items, second.values)
+            case Group(brackets="()"), Matrix() if all(len(row) == 1 for row in second.rows):
+                return self._all_same(first.items, [row[0] for row in second.rows])
+            case Group(brackets="()"), Listing():
+                same = self._all_same(first.items, second.items)
+                return "undecided" if same == "equal" else same
+            case Assignment(), Listing():
+                same = self._same_multiset(first.values, second.items)
+                return "undecided" if same == "equal" else same
+            case Clock(half=""), Ratio():
+                hours, minutes = divmod(first.minutes, 60)
+                return self._same_ratio((str(hours), str(minutes)), second.terms)
+            case Matrix() | Ratio(), Group() | Expression():
+                return "undecided"
         return None
-    variable = re.compile(r"[A-Za-z]|\\theta")
-    places = [i for i in range(0, len(parts), 2) if variable.fullmatch(parts[i])]
-    if places != ([2] if len(parts) == 5 else places[:1]) or not places:
-        return None
-    if len(parts) == 3:
-        value = parts[2 - places[0]]
-        less = (parts[1] in ("<", r"\le")) == (places[0] == 0)
-        closed = parts[1].startswith("\\")
-        low, high = (r"-\infty", value) if less else (value, r"\infty")
-        brackets = ("(" if less or not closed else "[") + (")" if not less or not closed else "]")
-    else:
-        up = parts[1] in ("<", r"\le")
-        if up != (parts[3] in ("<", r"\le")):
-            return None
-        marks = (parts[1], parts[3]) if up else (parts[3], parts[1])
-        low, high = (parts[0], parts[4]) if up else (parts[4], parts[0])
-        brackets = ("[" if marks[0].startswith("\\") else "(") + (
-            "]" if marks[1].startswith("\\") else ")"
-        )
-    return Node("group", (read(low, depth + 1), read(high, depth + 1)), brackets)
 
-
-def _split_top(text: str, separator: str) -> list[str]:
-    """Split outside all brackets and braces. Half-open intervals mean that kinds of brackets need
-    not match."""
-    parts, level, start = [], 0, 0
-    for i, char in enumerate(text):
-        level += (char in "([{") - (char in ")]}")
-        if level < 0:
-            raise NotReadableError(text[:80])
-        if char == separator and level == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    if level:
-        raise NotReadableError(text[:80])
-    return [*parts, text[start:]]
-
-
-def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text closes with its last character."""
-    level = 0
-    for i, char in enumerate(text):
-        level += (char in "([{") - (char in ")]}")
-        if level == 0 and i >= (1 if text.startswith("\\") else 0):
-            return i == len(text) - 1
-    return False
-
-
-def _same(gold: Node, given: Node) -> Equivalence:
-    if gold.kind != given.kind:
-        return _same_across(gold, given)
-    if gold.kind in ("list", "set", "union"):
-        return _same_unordered(gold.parts, given.parts, multiset=gold.kind == "list")
-    if gold.kind in ("group", "matrix"):
-        if len(gold.parts) != len(given.parts) or gold.mark != given.mark:
-            return "different"
-        return _all([_same(a, b) for a, b in zip(gold.parts, given.parts, strict=True)])
-    if gold.kind == "equation":
-        return _same_equation(gold, given)
-    if gold.kind == "base":
-        return "equal" if gold == given else "different"
-    if gold.kind == "quantity":
-        return _same_quantity(gold, given)
-    if gold.kind == "words":
-        return "equal" if gold.parts == given.parts else "different"
-    return same_expression(gold.parts[0], given.parts[0])
-
-
-def _same_across(gold: Node, given: Node) -> Equivalence:
-    """Different kinds that may say the same: a list is the set of its items, one item is a list of
-    one, `x = 5` says 5, 5 cm says 5."""
-    kinds = {gold.kind, given.kind}
-    if kinds == {"list", "set"}:
-        return _same_unordered(gold.parts, given.parts, multiset=False)
-    for one, other, flip in ((gold, given, False), (given, gold, True)):
-        if one.kind == "equation" and (other.kind != "words" or one.parts[1].kind == "words"):
-            if not re.fullmatch(_ASSIGNED, one.parts[0] + "="):
-                return "different"
-            return _same(other, one.parts[1]) if flip else _same(one.parts[1], other)
-        if one.kind == "quantity" and other.kind == "expression":
-            return _same_unit_or_not(one, other, flip)
-        if one.kind == "base" and other.kind == "expression":
-            value = number(other.parts[0])
-            return "undecided" if value is not None and value == _in_base(one) else "different"
-        if one.kind == "group" and one.mark == "()" and other.kind == "list" and flip:
-            return (
-                "undecided"
-                if _same_unordered(gold.parts, given.parts, multiset=True) == "equal"
-                else "different"
-            )
-    return (
-        "undecided"
-        if kinds
-        in ({"matrix", "group"}, {"union", "group"}, {"set", "group"}, {"matrix", "expression"})
-        else "different"
-    )
-
-
-def _in_base(node: Node) -> int:
-    try:
-        return int(node.parts[0], int(node.mark))
-    except ValueError:
-        return -1
-
-
-def _same_unordered(gold: tuple[Node, ...], given: tuple[Node, ...], multiset: bool) -> Equivalence:
-    """Matches items one to one (a list), or each to some of the other side (a set)."""
-    if len(gold) * len(given) > 400:
-        return "undecided"
-    verdicts = [[_same(a, b) for b in given] for a in gold]
-    if multiset:
-        if len(gold) != len(given):
-            return "different"
-        free = set(range(len(given)))
-        for row in verdicts:
-            match = next((j for j in sorted(free) if row[j] == "equal"), None)
-            if match is None:
-                return "undecided" if any(row[j] == "undecided" for j in free) else "different"
-            free.discard(match)
-        return "equal"
-    columns = list(zip(*verdicts, strict=True)) if verdicts else []
-    if bool(gold) != bool(given):
-        return "different"
-    return _all([_any(line) for line in [*verdicts, *columns]])
-
-
-def _all(verdicts: Any) -> Equivalence:
-    return (
-        "different"
-        if "different" in verdicts
-        else "undecided"
-        if "undecided" in verdicts
-        else "equal"
-    )
-
-
-def _any(verdicts: Any) -> Equivalence:
-    return (
-        "equal" if "equal" in verdicts else "undecided" if "undecided" in verdicts else "different"
-    )
-
-
-def _same_quantity(gold: Node, given: Node) -> Equivalence:
-    values = gold.parts[0].parts[0], given.parts[0].parts[0]
-    if gold.mark == given.mark:
-        return same_expression(*values)
-    ours, theirs = _size_of(gold.mark), _size_of(given.mark)
-    if ours is None or theirs is None or ours[0] != theirs[0]:
-        return "different"
-    return same_expression(
-        *(
-            f"({value}) \\cdot \\frac{{{size.numerator}}}{{{size.denominator}}}"
-            for value, (_, size) in zip(values, (ours, theirs), strict=True)
-        )
-    )
-
-
-def _size_of(unit: str) -> tuple[str, Fraction] | None:
-    stem, _, power = unit.partition("^")
-    if stem not in _UNITS:
-        return None
-    dimension, size = _UNITS[stem]
-    return dimension + power, size ** int(power or 1)
-
-
-def _same_unit_or_not(quantity: Node, plain: Node, given_has_unit: bool) -> Equivalence:
-    """A unit on one side only: the number decides. Percentages and degrees are also their value."""
-    inner, outer = quantity.parts[0].parts[0], plain.parts[0]
-    same = same_expression(outer, inner) if given_has_unit else same_expression(inner, outer)
-    if same == "equal" or quantity.mark not in ("percent", "degree"):
-        return same
-    factor = r"\frac{1}{100}" if quantity.mark == "percent" else r"\frac{\pi}{180}"
-    return _any([same, same_expression(outer, f"({inner}) \\cdot {factor}")])
-
-
-def _same_equation(gold: Node, given: Node) -> Equivalence:
-    """The same sides, or left minus right equal up to a constant factor. A name on the left must be
-    the same name."""
-    if gold.parts[0].replace(" ", "") == given.parts[0].replace(" ", ""):
-        return _same(gold.parts[1], given.parts[1])
-    if gold.parts[1].kind != "expression" or given.parts[1].kind != "expression":
-        return "different"
-    try:
-        ours, theirs = (
-            parse(node.parts[0]) - parse(node.parts[1].parts[0]) for node in (gold, given)
-        )
-    except NotReadableError:
-        return "undecided"
-    if ours.free_symbols != theirs.free_symbols or theirs == 0:
-        return "different" if theirs != 0 else "undecided"
-    ratio = sympy.simplify(ours / theirs)
-    return (
-        "equal"
-        if ratio.is_number and ratio.is_nonzero
-        else "different"
-        if not _numerically_constant(ratio)
-        else "undecided"
-    )
-
-
-def same_expression(gold: str, given: str) -> Equivalence:
-    """Two single expressions: equal if proven, different where a value differs."""
-    quick = decide_quickly(gold, given)
-    if quick is not None:
-        return quick
-    try:
-        ours = parse(gold)
-    except NotReadableError:
-        return "undecided"
-    try:
-        theirs = parse(given)
-    except NotReadableError:
-        return "undecided"
-    if ours == theirs:
-        return "equal"
-    if not (isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr)):
-        return "undecided"
-    if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (ours, theirs)):
-        return (
-            "different"
-            if any(value.is_finite for value in (ours, theirs))
-            or {ours, theirs} == {sympy.oo, -sympy.oo}
-            else "undecided"
-        )
-    difference = ours - theirs
-    if _differs_somewhere(ours, theirs):
-        return "different"
-    for prove in (
-        sympy.expand,
-        sympy.simplify,
-        lambda e: sympy.simplify(sympy.expand_complex(e)),
-        sympy.radsimp,
-        sympy.nsimplify,
-    ):
-        if prove(difference) == 0:
+    def _same_text(self, gold: str, answer: str) -> Equivalence:
+        """Two expressions; plain numbers are compared without algebra."""
+        if gold == answer or (
+            gold.replace(" ", "") == answer.replace(" ", "")
+            and not (re.search(r"\d \d", gold + "|" + answer))
+        ):
             return "equal"
-    return "equal" if difference.equals(0) else "undecided"
+        ours, theirs = number(gold), number(answer)
+        if ours is not None and theirs is not None:
+            return _verdict(ours == theirs)
+        return self._asked().same_expression(gold, answer)
+
+    def _asked(self) -> Algebra:
+        if self._algebra is None:
+            raise NeedsAlgebraError
+        return self._algebra
+
+    # Values with something beside them
+
+    def _same_quantity(self, gold: Quantity, answer: Quantity) -> Equivalence:
+        angles = {gold.unit.dimensions, answer.unit.dimensions}
+        if gold.unit.is_angle_in_degrees and answer.unit.is_angle_in_radians:
+            return self._same_text(_in_radians(gold.value), answer.value)
+        if gold.unit.is_angle_in_radians and answer.unit.is_angle_in_degrees:
+            return self._same_text(gold.value, _in_radians(answer.value))
+        if len(angles) > 1:
+            return "different"
+        if gold.unit.size == answer.unit.size:
+            return self._same_text(gold.value, answer.value)
+        return self._same_text(_sized(gold.value, gold.unit), _sized(answer.value, answer.unit))
+
+    def _same_with_unit(self, quantity: Quantity, plain: Expression) -> Equivalence:
+        """A unit on one side only: the number decides. A percentage is also its value, an angle in
+        degrees also its size in radians."""
+        same = self._same_text(quantity.value, plain.text)
+        if quantity.unit.is_percentage:
+            value, percent = number(plain.text), number(quantity.value)
+            if same == "equal" and value is not None and percent is not None and 0 < abs(value) < 1:
+                return "undecided"  # 0.5 does not say what "0.5%" means
+            return _any_of([same, self._same_text(_hundredth(quantity.value), plain.text)])
+        exact = number(quantity.value) is not None and number(plain.text) is not None
+        # An exact number of degrees is an irrational number of radians (but for 0).
+        if quantity.unit.is_angle_in_degrees and same == "different" and not exact:
+            return self._same_text(_in_radians(quantity.value), plain.text)
+        return same
+
+    def _same_residue(self, gold: Residue, answer: Residue) -> Equivalence:
+        if number(gold.modulus) != number(answer.modulus):
+            return "different"
+        same = self._same_text(gold.value, answer.value)
+        congruent = _congruent(gold.value, answer.value, gold.modulus)
+        return same if congruent is None else _verdict(congruent)
+
+    def _same_with_modulus(self, residue: Residue, plain: Expression) -> Equivalence:
+        """A modulus on one side only: the number decides, but a congruent one is not refused."""
+        same = self._same_text(residue.value, plain.text)
+        congruent = _congruent(residue.value, plain.text, residue.modulus)
+        return "undecided" if same == "different" and congruent else same
+
+    def _same_ratio(self, gold: Sequence[str], answer: Sequence[str]) -> Equivalence:
+        """Proportional terms."""
+        if len(gold) != len(answer):
+            return "different"
+        ours, theirs = [number(term) for term in gold], [number(term) for term in answer]
+        if None in ours or None in theirs:
+            return _all_of(
+                self._same_text(f"({gold[0]})({b})", f"({answer[0]})({a})")
+                for a, b in zip(gold[1:], answer[1:], strict=True)
+            )
+        factors = [a * theirs[0] == b * ours[0] for a, b in zip(ours, theirs, strict=True)]  # type: ignore[operator]
+        return _verdict(all(factors))
+
+    # Equations, inequalities, regions
+
+    def _same_as_equation(self, equation: Equation, other: Node, is_gold: bool) -> Equivalence:
+        """An equation against a value: whether it is what the equation says."""
+        left = equation.sides[0]
+        values = equation.sides[1:]
+        if not equation.is_exact:
+            return self._same_as_approximation(equation, other, is_gold)
+        if _is_name(left):
+            pass
+        elif _has_letters(left):
+            if is_gold or not _is_compound_name(left):
+                return "undecided" if _is_value(other) else "different"
+        else:
+            values = equation.sides
+        # Sides without letters must agree with each other, the last one is the value.
+        checked = [side for side in values[:-1] if not _has_letters(side)] + [values[-1]]
+        verdicts = []
+        for side in checked:
+            node = read(side)
+            verdicts.append(self.same(node, other) if is_gold else self.same(other, node))
+        return _all_of(verdicts)
+
+    def _same_as_approximation(self, equation: Equation, other: Node, is_gold: bool) -> Equivalence:
+        """`\\sqrt{2} \\approx 1.41`: either side, if they are near each other."""
+        sides = [side for side in equation.sides if not _is_name(side)]
+        if len(sides) > 2:
+            return "undecided"
+        verdicts = []
+        for side in sides:
+            node = read(side)
+            verdicts.append(self.same(node, other) if is_gold else self.same(other, node))
+        if len(sides) == 2 and "equal" in verdicts:
+            first, second = (number(side) for side in sides)
+            if first is not None and second is not None:
+                near = abs(first - second) <= _APPROXIMATION * max(abs(first), abs(second))
+                return _verdict(near)
+        return _any_of(verdicts)
+
+    def _same_equation(self, gold: Equation, answer: Equation) -> Equivalence:
+        if gold.is_exact != answer.is_exact:
+            return "undecided"
+        if _tight(gold.sides[0]) == _tight(answer.sides[0]) and not _is_number(gold.sides[0]):
+            return self.same(read(gold.sides[-1]), read(answer.sides[-1]))
+        if len(gold.sides) > 2 or len(answer.sides) > 2:
+            return "undecided"
+        if len({_tight(side) for side in (*gold.sides, *answer.sides)}) == 2:
+            return "equal"  # the sides swapped
+        pairs = (gold.sides, answer.sides)
+        if all(NAME.fullmatch(name) and _is_number(value) for name, value in pairs):
+            return "different"
+        return self._asked().same_equation(gold, answer)
+
+    def _same_relation(self, gold: Relation, answer: Relation) -> Equivalence:
+        if len(gold.operators) == 1 and len(answer.operators) == 1:
+            same = [_tight(side) for side in gold.sides] == [_tight(s) for s in answer.sides]
+            if same:
+                return _verdict(gold.operators == answer.operators)
+        return self._asked().same_relation(gold, answer)
+
+    def _same_region(self, gold: Node, answer: Node) -> Equivalence:
+        """Sets of real numbers: part by part, else by algebra."""
+        if gold == answer:
+            return "equal"
+        if (
+            isinstance(gold, Compound)
+            and isinstance(answer, Compound)
+            and gold.operator == answer.operator == "union"
+            and len(gold.items) == len(answer.items)
+            and not any(isinstance(item, Relation) for item in (*gold.items, *answer.items))
+            and self._same_multiset(gold.items, answer.items) == "equal"
+        ):
+            return "equal"
+        return self._asked().same_region(gold, answer)
+
+    # Several parts
+
+    def _same_group(self, gold: Group, answer: Group) -> Equivalence:
+        if len(gold.items) != len(answer.items) or gold.brackets != answer.brackets:
+            return "different"
+        if gold.variable and answer.variable and gold.variable != answer.variable:
+            return "different"
+        return self._all_same(gold.items, answer.items)
+
+    def _same_matrix(self, gold: Matrix, answer: Matrix) -> Equivalence:
+        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+            return "different"
+        rows = zip(gold.rows, answer.rows, strict=True)
+        return _all_of(self._all_same(ours, theirs) for ours, theirs in rows)
+
+    def _all_same(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
+        if len(gold) != len(answer):
+            return "different"
+        return _all_of(self.same(a, b) for a, b in zip(gold, answer, strict=True))
+
+    def _same_multiset(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
+        """Matches items one to one."""
+        if len(gold) != len(answer):
+            return "different"
+        if len(gold) * len(answer) > _MAX_COMPARISONS:
+            return "undecided"
+        free = dict(enumerate(answer))
+        for item in gold:
+            verdicts = {place: self.same(item, other) for place, other in free.items()}
+            match = next((place for place, same in verdicts.items() if same == "equal"), None)
+            if match is None:
+                return "undecided" if "undecided" in verdicts.values() else "different"
+            del free[match]
+        return "equal"
+
+    def _same_set(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
+        """Matches each item to some item of the other side."""
+        if bool(gold) != bool(answer):
+            return "different"
+        if len(gold) * len(answer) > _MAX_COMPARISONS:
+            return "undecided"
+        rows = [[self.same(a, b) for b in answer] for a in gold]
+        columns = [list(column) for column in zip(*rows, strict=True)]
+        return _all_of(_any_of(line) for line in [*rows, *columns])
 
 
-def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Fixed rational points, positive and then of both signs, at which two expressions are
-    compared."""
-    small = [
-        sympy.Rational(p, q) for p, q in ((7, 5), (13, 11), (19, 7), (23, 29), (31, 13), (5, 17))
-    ]
-    signs = ((1, 1), (1, 1), (-1, 1), (-1, -1))
-    return [
-        {s: small[(i + 2 * k) % 6] * signs[k][i % 2] + k * (k == 1) for i, s in enumerate(symbols)}
-        for k in range(len(signs))
-    ]
+def _same_clock(gold: Clock, answer: Clock) -> Equivalence:
+    if gold.half and answer.half:
+        return _verdict(gold == answer)
+    ours, theirs = gold.minutes % 720, answer.minutes % 720
+    if ours != theirs:
+        return "different"
+    if gold.half == answer.half:
+        # 2:30 may be the one or the other; from 13:00 on a time is of 24 hours.
+        return "equal" if gold.minutes == answer.minutes else "undecided"
+    named, plain = (gold, answer) if gold.half else (answer, gold)
+    if plain.minutes >= 780 and named.half == "am":
+        return "different"
+    return "equal"
 
 
-def _differs_somewhere(ours: Any, theirs: Any) -> bool:
-    """Whether the values differ at some point where both are finite (and, off the positive axis,
-    real)."""
-    symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
-    digits = 40 + 2 * max(len(str(ours)), len(str(theirs)))
-    for k, point in enumerate(_points(symbols) if symbols else [{}]):
-        a, b = (sympy.N(value.subs(point), digits) for value in (ours, theirs))
-        if not (a.is_number and b.is_number) or a.is_finite is not True or b.is_finite is not True:
-            continue
-        if k >= 2 and not (a.is_real and b.is_real):
-            continue
-        if abs(a - b) > sympy.Float(10, digits) ** (-digits // 2) * (1 + abs(a)):
-            return True
-    return False
+def _same_based(gold: Based, answer: Based) -> Equivalence:
+    """In one base the digits decide. In two the value may be right and the base not the wanted
+    one."""
+    if gold.base == answer.base:
+        return _verdict(gold.digits == answer.digits)
+    return "undecided" if gold.value == answer.value else "different"
 
 
-def _numerically_constant(ratio: Any) -> bool:
-    symbols = sorted(ratio.free_symbols, key=str)
-    values = [sympy.N(ratio.subs(point), 30) for point in _points(symbols)[:2]]
-    return not all(value.is_finite for value in values) or abs(values[0] - values[1]) < sympy.Float(
-        "1e-20"
-    )
+def _congruent(first: str, second: str, modulus: str) -> bool | None:
+    """Whether two whole numbers are congruent; None if one is no whole number."""
+    values = [number(text) for text in (first, second, modulus)]
+    if any(value is None or value.denominator != 1 for value in values) or not values[2]:
+        return None
+    return (values[0] - values[1]) % values[2] == 0  # type: ignore[operator]
 
 
-def parse(text: str) -> Any:
-    """A sympy expression of one LaTeX (or plain) expression, decimals exact, e and i the constants.
-    Raises NotReadableError."""
-    text = clean(text).replace("**", "^").replace(r"\%", "").replace("%", "")
-    if _EXPLOSIVE.search(text):
-        raise NotReadableError("a number too large to be written down")
-    if re.search(r"\d\s+\d", re.sub(r"\\frac\s*\d\s*\d|_\s*\d+", "", text)):
-        raise NotReadableError("numbers without an operator between them")
-    text = _REPEATING.sub(
-        _repeated, re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r" \\cdot \\frac{\\pi}{180} ", text)
-    )
-    if re.search(r"\d\s*/\s*\d+\s*[A-Za-z\\(]", re.sub(r"\\cdot|\\times|\\div|\\pm", "*", text)):
-        raise NotReadableError("1/2x may mean two things")
-    text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\frac\s*([0-9A-Za-z])\s*([0-9A-Za-z])", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\frac\s*([0-9A-Za-z])\s*\{", r"\\frac{\1}{", text)
-    text = re.sub(r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}", text)
-    text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
-    text = re.sub(r"(?<![\\A-Za-z])(sqrt)\s*\(([^()]*)\)", r"\\sqrt{\2}", text)
-    text = _WORD.sub(
-        lambda match: (
-            _COMMANDS.get(match[1].lower(), match[1])
-            + (" " if match[1].lower() in _COMMANDS else "")
-        ),
-        text,
-    )
-    text = _DECIMAL.sub(lambda match: _exact(match[1]), text)
-    try:
-        value = latex2sympy(text, normalization_config=_NORMAL, conversion_config=_PARSER)
-    except (KeyboardInterrupt, MemoryError):
-        raise
-    except BaseException as error:  # the generated parser raises bare Exception, and hostile text makes it raise anything
-        raise NotReadableError(text[:80]) from error
-    if not isinstance(value, sympy.Basic):
-        raise NotReadableError(text[:80])
-    names = {"i": sympy.I, "e": sympy.E}
-    return value.subs(
-        {s: names[s.name] for s in value.free_symbols if getattr(s, "name", "") in names}
-    ).doit()
+def _is_region(node: Node) -> bool:
+    """Whether a node can be a set of real numbers, and is not a set or a tuple only."""
+    if isinstance(node, Group):
+        return len(node.items) == 2
+    return isinstance(node, Compound | Relation | AllReals | SetOf)
 
 
-def _exact(decimal: str) -> str:
-    value = Fraction(decimal)
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+def _is_value(node: Node) -> bool:
+    return isinstance(node, Expression | Quantity)
 
 
-def _repeated(match: re.Match[str]) -> str:
-    whole, fixed, period = match[1] or "0", match[2], match[3]
-    nines = (10 ** len(period) - 1) * 10 ** len(fixed)
-    value = Fraction(int(whole + fixed), 10 ** len(fixed)) + Fraction(int(period), nines)
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+def _is_number(text: str) -> bool:
+    return number(clean(text)) is not None
+
+
+_NAMES_OF_VALUES = re.compile(
+    r"\\angle.*|m\\angle.*|\\measuredangle.*|\\text\{[^{}]*\}|[A-Za-z]'?\([^()]*\)|[A-Za-z]{3,}"
+)
+
+
+def _is_name(text: str) -> bool:
+    """Whether the left side of an equation names what the right side is."""
+    return bool(NAME.fullmatch(text) or _NAMES_OF_VALUES.fullmatch(text))
+
+
+def _letters(text: str) -> set[str]:
+    bare = re.sub(r"\\[A-Za-z]+", " ", text)
+    return set(re.findall(r"[A-Za-z]", bare)) | set(re.findall(r"\\(?:theta|alpha|beta)", text))
+
+
+def _has_letters(text: str) -> bool:
+    return bool(_letters(text) - {"e", "i"})
+
+
+def _is_compound_name(text: str) -> bool:
+    """Whether a side holds several names (`m + n`): one alone would be determined by the equation
+    to another value than the right side's (`2x = 5`)."""
+    return len(_letters(text)) > 1
+
+
+def _tight(text: str) -> str:
+    return text.replace(" ", "")
+
+
+def _in_radians(value: str) -> str:
+    return rf"({value})\cdot\frac{{\pi}}{{180}}"
+
+
+def _hundredth(value: str) -> str:
+    exact = number(value)
+    return rf"({value})\cdot\frac{{1}}{{100}}" if exact is None else _fraction(exact / 100)
+
+
+def _sized(value: str, unit: Unit) -> str:
+    exact = number(value)
+    if exact is None:
+        return rf"({value})\cdot{_fraction(unit.size)}"
+    return _fraction(exact * unit.size)
+
+
+def _fraction(value: Fraction) -> str:
+    sign = "-" if value < 0 else ""
+    return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+
+
+def _verdict(equal: bool) -> Equivalence:
+    return "equal" if equal else "different"
+
+
+def _all_of(verdicts: Iterable[Equivalence]) -> Equivalence:
+    """Equal if all are, different if one is."""
+    worst: Equivalence = "equal"
+    for verdict in verdicts:
+        if verdict == "different":
+            return "different"
+        if verdict == "undecided":
+            worst = "undecided"
+    return worst
+
+
+def _any_of(verdicts: Iterable[Equivalence]) -> Equivalence:
+    """Equal if one is, different if all are."""
+    best: Equivalence = "different"
+    for verdict in verdicts:
+        if verdict == "equal":
+            return "equal"
+        if verdict == "undecided":
+            best = "undecided"
+    return best

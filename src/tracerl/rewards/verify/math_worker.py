@@ -16,6 +16,7 @@ import sys
 
 from sympy.core.random import seed
 
+from tracerl.rewards.verify import algebra
 from tracerl.rewards.verify.answers import compare_answers
 
 _MEMORY = 2**31
@@ -33,7 +34,7 @@ def main() -> None:
     """Serves until its standard input closes."""
     sys.setrecursionlimit(3000)
     for pair in _WARM_UP:
-        compare_answers(*pair)
+        compare_answers(*pair, algebra)
     gc.freeze()  # keeps the children from copying what they only read
     for line in sys.stdin:
         gold, given, cpu_seconds = json.loads(line)
@@ -78,7 +79,7 @@ def _limited(gold: str, given: str, cpu_seconds: float, writing: int) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         seed(0)
-        verdict = compare_answers(gold, given)
+        verdict = compare_answers(gold, given, algebra)
     except BaseException:
         verdict = "undecided"  # recursion, memory, or whatever else hostile text provoked
     os.write(writing, verdict.encode())

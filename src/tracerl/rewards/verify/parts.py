@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping
 from tracerl import puzzles
 from tracerl.rewards.verify.code import code_tests
 from tracerl.rewards.verify.final import short_answer
-from tracerl.rewards.verify.math import clean, extract_answer, number
+from tracerl.rewards.verify.math import extract_answer
+from tracerl.rewards.verify.numbers import number
+from tracerl.rewards.verify.spelling import clean
 from tracerl.rewards.verify.verifier import Verdict
 from tracerl.settings.rewards import RewardPart
 from tracerl.types import Task

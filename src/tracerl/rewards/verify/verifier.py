@@ -35,7 +35,7 @@ from tracerl.settings.rewards import Verification
 from tracerl.types import Task
 
 # Raised whenever a verdict on some response may change; stored with every evaluation.
-VERSION = 3
+VERSION = 4
 
 _IN_PROCESSES = ("math", "code", "gym")
 _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)

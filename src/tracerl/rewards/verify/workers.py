@@ -13,7 +13,8 @@ import subprocess
 import sys
 from typing import IO, cast
 
-from tracerl.rewards.verify.math import Equivalence, decide_quickly
+from tracerl.rewards.verify.answers import decide_quickly
+from tracerl.rewards.verify.math import Equivalence
 
 _COMMAND = "from tracerl.rewards.verify.math_worker import main; main()"
 
