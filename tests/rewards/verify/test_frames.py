@@ -77,6 +77,53 @@ def test_random_frames_end_as_verdicts_and_none_is_paid(pool, seed):
         assert "passed" not in verdicts
 
 
+def by_request(describing, other):
+    """An expression for `replying_program`: one payload for the request that asks what the names
+    are, another for all others."""
+    return f"({describing!r}).encode() if b'describe' in question else ({other!r}).encode()"
+
+
+@pytest.mark.parametrize("test", ["check(f)", "compare(f)", "loop(f)"])
+@pytest.mark.parametrize(
+    ("described", "reply"),
+    [
+        (
+            '{"f": {"handle": 0}, "check": {"handle": 0}, "loop": {"handle": 0}, "compare": {"handle": 0}}',
+            '{"value": null}',
+        ),
+        ('{"f": {"handle": 0}, "all": {"handle": 0}}', '{"value": true}'),
+        ('{"f": {"handle": 0}, "expected": {"value": [[1]]}}', '{"value": [[1]]}'),
+        ('{"f": {"handle": 0}}', '{"value": [], "changes": {"1": []}}'),
+        ('{"f": {"handle": 0}}', '{"value": null, "changes": {"0": [16], "1": [4]}}'),
+        ('{"f": {"handle": 0}}', '{"value": {"callback": 0}}'),
+        ('{"f": {"handle": 0}}', '{"value": {"builtin": "all"}}'),
+        ('{"f": {"handle": 0, "bases": ["f", "AssertionError"]}}', '{"value": 1}'),
+        ('{"f": {"handle": 0}}', '{"error": "x", "bases": ["StopIteration"]}'),
+        ('{"f": {"handle": 0}}', '{"abandoned": true}'),
+        ('{"f": {"handle": 0}}', '{"done": true}'),
+        ('{"f": {"handle": 0}}', '{"test": 0, "verdict": "passed"}'),
+        ('{"f": {"handle": 0}}', '{"ended": 0}'),
+    ],
+)
+def test_a_reply_changes_nothing_of_the_tests_but_what_it_was_asked_for(
+    pool, described, reply, test
+):
+    program = replying_program(by_request('{"described": ' + described + "}", reply))
+    setup = """
+expected = [4, 25]
+def check(candidate):
+    assert candidate([5, 2]) == expected
+def compare(candidate):
+    given = [5, 2]
+    assert candidate(given) == [x * x for x in sorted(given)]
+def loop(candidate):
+    assert all(a == b for a, b in zip(map(candidate, [[2], [3]]), [[4], [9]]))
+"""
+    tests = CodeTests("assert", [test], provides=("f",), setup=setup)
+    assert run_tests(pool, program, tests) != ["passed"]
+    assert run_tests(pool, "def f(x): return [y * y for y in sorted(x)]", tests) == ["passed"]
+
+
 def test_an_exception_over_a_response_leaves_the_rest_of_the_batch_judged(monkeypatch):
     def raising(task, response):
         if response == "bad":
