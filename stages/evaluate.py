@@ -1,100 +1,57 @@
 """One row of the evaluation matrix, evaluate.<name> in the params: every response in
-data/evals/<name>, figures in reports/metrics.
+data/evals/<name>, metrics in reports/metrics.
 
 Example: python -m stages.evaluate sft-short
 """
 
-from itertools import product
-
-import pyarrow as pa
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stages import context, judging
 from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
-from tracerl.evaluation.metrics import summarise
+from tracerl.evaluation.evaluate import EvaluationPlan, evaluate
 from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
 from tracerl.rewards.verify.verifier import provenance
-from tracerl.rollouts.responses import SampleContext, fitting_tasks, judged_table, respond
-from tracerl.store.files import read_rollouts, write_rollouts
+from tracerl.rollouts.responses import fitting_tasks
+from tracerl.settings.evaluation import Evaluation
+from tracerl.settings.params import Params
+from tracerl.settings.sampling import Sampler
 from tracerl.store.parquet import seal
+from tracerl.types import Task
 
 
 def main(name: str) -> None:
     params = context.load(ranks=True)
     judging.prepare(params)
-    one, common = context.section(params.evaluate, "evaluate", name), params.evaluation
-    stage, checkpoint = f"evaluate@{name}", context.CHECKPOINTS / one.checkpoint
-    files = context.task_files(one.tasks)
-    space = context.workspace(stage, params, (one, common), [checkpoint, *files.values()])
+    settings = context.section(params.evaluate, "evaluate", name)
+    common = params.evaluation
+    stage = f"evaluate@{name}"
+    checkpoint = context.CHECKPOINTS / settings.checkpoint
+    files = context.task_files(settings.tasks)
+    space = context.workspace(stage, params, (settings, common), [checkpoint, *files.values()])
     model, tokenizer = load_policy(checkpoint, params.compute)
     context.measure(stage, model)
-    policy = policy_hash(model)
-    fitting, dropped = fitting_tasks(files, tokenizer, one.sampler, stage)
-    problems = {
-        task_set: context.held_out(pool, f"{stage}: {task_set}")[: common.num_problems]
-        for task_set, pool in fitting.items()
-    }
-    show, done = context.progress(stage, "response"), 0
-    total = common.num_samples * len(common.remasking) * sum(map(len, problems.values()))
-    rows = []
-    for task_set, mode in product(problems, common.remasking):
-        tasks, parts = problems[task_set], []
-        sample_context = SampleContext(
-            stage=f"{stage}/{mode}",
-            iteration=0,
-            policy_hash=policy,
-            seed=params.seed,
-            truncated_is_wrong=params.truncated_is_wrong,
-        )
-        sampler = one.sampler.model_copy(update={"remasking": mode})
-        for first in range(0, len(tasks), common.batch_size):
-            path = space.directory / "rows" / f"{task_set}-{mode}-{first:06d}.parquet"
-            if not path.is_file():
-                batch = tasks[first : first + common.batch_size]
-                write_rollouts(
-                    path,
-                    judged_table(
-                        respond(
-                            model, tokenizer, batch, common.num_samples, sampler, sample_context
-                        )
-                    ),
-                )
-            parts.append(read_rollouts(path))
-            done += parts[-1].num_rows
-            show(done, total, f"{task_set} {mode}")
-        figures = summarise(pa.concat_tables(parts), common.bootstrap, params.seed)
-        place = {
-            "checkpoint": one.checkpoint,
-            "benchmark": task_set,
-            "remasking": mode,
-            "block_size": sampler.block_size,
-        }
-        rows.append({**place, **figures})
+    tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
+    plan = make_plan(params, settings, stage, tasks, policy_hash(model))
+    show = context.progress(stage, "response")
+    rows = evaluate(model, tokenizer, plan, space.directory / "rows", show)
     if not distributed.is_first():
         return
-    # DVC's metrics show and diff read numbers below names; the report reads the rows.
-    accuracy = {
-        task_set: {
-            row["remasking"]: row["accuracy"] for row in rows if row["benchmark"] == task_set
-        }
-        for task_set in problems
-    }
-    kinds = {task.kind for tasks in problems.values() for task in tasks}
-    settings = {
-        **one.sampler.model_dump(exclude={"remasking"}),
-        "seed": params.seed,
-        "policy_hash": policy,
-        "num_samples": common.num_samples,
-        "truncated_is_wrong": params.truncated_is_wrong,
-        "chat_template": tokenizer.template,
-        "judged_by": provenance(kinds),
-        "tasks_sha256": {name: file_sha256(path) for name, path in files.items()},
-    }
     metrics = {
-        "accuracy": accuracy,
-        "rows": rows,
-        "settings": settings,
+        "accuracy": accuracies(rows),
+        "rows": [{"checkpoint": settings.checkpoint, **row} for row in rows],
+        "settings": {
+            **settings.sampler.model_dump(exclude={"remasking"}),
+            "seed": params.seed,
+            "policy_hash": plan.policy_hash,
+            "num_samples": common.num_samples,
+            "truncated_is_wrong": params.truncated_is_wrong,
+            "chat_template": tokenizer.template,
+            "judged_by": provenance(plan.kinds),
+            "tasks_sha256": {name: file_sha256(path) for name, path in files.items()},
+        },
         "dropped_prompt_too_long": dropped,
     }
     seal(space.directory / "rows")
@@ -105,6 +62,39 @@ def main(name: str) -> None:
             "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json",
         }
     )
+
+
+def make_plan(
+    params: Params, settings: Evaluation, stage: str, tasks: dict[str, list[Task]], policy: str
+) -> EvaluationPlan:
+    """The first problems of each set's test split, in each mode. policy: hash of the weights."""
+    problems = {}
+    for task_set in tasks:
+        test = context.held_out(tasks[task_set], f"{stage}: {task_set}")
+        problems[task_set] = test[: params.evaluation.num_problems]
+    modes: dict[str, Sampler] = {}
+    for mode in params.evaluation.remasking:
+        modes[mode] = settings.sampler.model_copy(update={"remasking": mode})
+    return EvaluationPlan(
+        stage=stage,
+        problems=problems,
+        modes=modes,
+        num_samples=params.evaluation.num_samples,
+        batch_size=params.evaluation.batch_size,
+        policy_hash=policy,
+        seed=params.seed,
+        truncated_is_wrong=params.truncated_is_wrong,
+        num_resamples=params.evaluation.bootstrap,
+    )
+
+
+def accuracies(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Task set -> mode -> accuracy: DVC's metrics show and diff read numbers below names, the
+    report reads the rows."""
+    accuracy: dict[str, dict[str, float]] = {}
+    for row in rows:
+        accuracy.setdefault(row["benchmark"], {})[row["remasking"]] = row["accuracy"]
+    return accuracy
 
 
 if __name__ == "__main__":
