@@ -578,3 +578,12 @@ def test_a_damaged_tokenizer_is_named(saved):
 def test_an_unknown_precision_is_named(saved):
     change_config(saved, torch_dtype="int7")
     assert "int7" in error_of(saved)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_when_it_is_loaded(saved):
+    content = json.loads((saved / "tokenizer.json").read_text())
+    content["model"]["vocab"]["\u00d7"] = TOKENIZER.vocab_size
+    (saved / "tokenizer.json").write_text(json.dumps(content))
+    text = error_of(saved)
+    assert "\u00d7" in text
+    assert str(TOKENIZER.vocab_size) in text

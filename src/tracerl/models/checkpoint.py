@@ -214,6 +214,15 @@ def _check_mask_ids(architecture: Architecture, tokenizer: Tokenizer, directory:
 
 
 def _check_id_range(architecture: Architecture, tokenizer: Tokenizer, directory: Path) -> None:
+    if tokenizer.vocab_size > architecture.vocab_size:
+        last = tokenizer.vocab_size - 1
+        raise CheckpointError(
+            "the tokenizer has tokens that the model has no embedding for",
+            where=str(directory),
+            got=f"id {last}, {tokenizer.file.id_to_token(last)!r}",
+            wanted=f"0 to {architecture.vocab_size - 1}",
+            do="use the tokenizer that the model was trained with",
+        )
     ids = {
         "mask": [tokenizer.mask_id],
         "end": list(tokenizer.end_ids),

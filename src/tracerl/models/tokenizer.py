@@ -1,56 +1,63 @@
 """Tokenizers: a checkpoint directory's own, or the character tokenizer of the small default model.
 One prompt renderer for all stages.
 
-Read are `tokenizer.json`, or `vocab.json` with `merges.txt` as the Qwen-based families publish them
-(no remote code). The chat template is the directory's `chat_template.jinja` or the one inside
-`tokenizer_config.json`, rendered as transformers does; a directory without one gets the bare
-prompt. A loaded tokenizer keeps its files' bytes and saves them as they were.
+A directory's files mean what transformers makes of them (tokenizer_files.py), and no code from it
+is run. The chat template is the directory's `chat_template.jinja` or the one inside
+`tokenizer_config.json` (chat_template.py); a directory without one gets the bare prompt. A loaded
+tokenizer keeps its files' bytes and saves them as they were.
 """
 
 import json
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 
 from tracerl.errors import CheckpointError, DataError
+from tracerl.models.chat_template import ChatTemplate
 from tracerl.models.directory import has_file, read_optional_json
+from tracerl.models.tokenizer_files import (
+    ADDED_TOKENS,
+    CONFIG,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TokenizerFiles,
+    read_tokenizer_files,
+)
 from tracerl.settings.models import TokenIds
 
-MASK, END = "<mask>", "<end>"
+MASK = "<mask>"
+END = "<end>"
 _CHARACTERS = string.printable[:95] + "\n"
-_CONFIG, _GENERATION, _TEMPLATE = (
-    "tokenizer_config.json",
-    "generation_config.json",
-    "chat_template.jinja",
-)
+_GENERATION = "generation_config.json"
+_CHANGED = (("eos", "end"), ("pad", "pad"))  # of its ids: its name for them, and that of the params
+_TEMPLATE = "chat_template.jinja"
 _FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     "vocab.json",
     "merges.txt",
-    _CONFIG,
-    "special_tokens_map.json",
-    "added_tokens.json",
+    CONFIG,
+    SPECIAL_TOKENS,
+    ADDED_TOKENS,
     _TEMPLATE,
     _GENERATION,
 )
-# Classes whose vocab.json and merges.txt mean what transformers' Qwen2Tokenizer makes of them.
-_QWEN_LIKE = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
-_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token")
 
 
 class Tokenizer:
     """Text to ids and back.
 
-    end_ids: ids that end a response; the first of them is the one that is learned. pad_id: fills a
-    finished block.
-    names: the special tokens' texts, for the template. files: the directory's own files, empty for
-    a tokenizer made here.
+    Attributes:
+        file: the `tokenizers` object.
+        end_ids: ids that end a response; the first of them is the one that is learned.
+        mask_id: id of the mask token; -1 for a baseline.
+        template: source of the chat template, if there is one.
+        pad_id: fills a finished block.
+        names: texts of the special tokens by their names, for the template.
+        files: the directory's own files, empty for a tokenizer made here.
     """
 
     def __init__(
@@ -63,15 +70,21 @@ class Tokenizer:
         pad_id: int | None = None,
         names: dict[str, str] | None = None,
         files: dict[str, bytes] | None = None,
+        where: str = "chat template",
     ) -> None:
-        self.file, self.end_ids, self.mask_id, self.template = file, end_ids, mask_id, template
+        self.file = file
+        self.end_ids = end_ids
+        self.mask_id = mask_id
+        self.template = template
         self.pad_id = end_ids[0] if pad_id is None else pad_id
-        self.names, self.files = names or {}, files or {}
-        self._render = _environment().from_string(template) if template else None
+        self.names = names or {}
+        self.files = files or {}
+        self._template = ChatTemplate(template, self.names, where) if template else None
 
     @property
     def vocab_size(self) -> int:
-        return self.file.get_vocab_size()
+        """One more than the largest id."""
+        return max(self.file.get_vocab().values()) + 1
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; what looks like a special token in it is text. Raises DataError for a
@@ -99,25 +112,23 @@ class Tokenizer:
         """Ids of a user's prompt in the checkpoint's chat form, up to where the response starts."""
         return self.chat_ids([{"role": "user", "content": prompt}])
 
-    def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation (`role` and `content`) in the checkpoint's chat form, up to where
         the next response starts.
 
-        Without a template it is the contents one after the other.
+        Without a template it is the contents one after the other. Raises DataError for messages
+        that the template cannot render.
         """
-        if self._render is None:
-            return self.encode("".join(message["content"] for message in messages))
-        try:
-            text = self._render.render(
-                messages=list(messages), add_generation_prompt=True, **self.names
-            )
-        except TemplateError as error:
+        if self._template is not None:
+            return self._encode(self._template.render(messages), special=True)
+        contents = [message.get("content") for message in messages]
+        if not all(isinstance(content, str) for content in contents):
             raise DataError(
-                "the chat template cannot render these messages",
-                got=error,
-                do="correct the checkpoint's chat_template.jinja",
-            ) from error
-        return self._encode(text, special=True)
+                "a message has no text",
+                got=contents,
+                wanted="content: a string (this checkpoint has no chat template)",
+            )
+        return self.encode("".join(map(str, contents)))
 
     def save(self, directory: Path) -> None:
         """Writes the tokenizer's files: those it was loaded from, or its own tokenizer.json,
@@ -126,13 +137,13 @@ class Tokenizer:
             for name, data in self.files.items():
                 (directory / name).write_bytes(data)
             return
-        self.file.save(str(directory / "tokenizer.json"))
+        self.file.save(str(directory / TOKENIZER))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "mask_token": self.file.id_to_token(self.mask_id),
             "eos_token": self.file.id_to_token(self.end_ids[0]),
         }
-        (directory / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         generation = {"eos_token_id": list(self.end_ids), "pad_token_id": self.pad_id}
         (directory / _GENERATION).write_text(
             json.dumps(generation, indent=2, sort_keys=True) + "\n"
@@ -157,33 +168,39 @@ def load_tokenizer(
     directory: Path,
     mask_id: int | None = None,
     end_tokens: Sequence[str] = (),
-    replaced: TokenIds | None = None,
+    replacements: TokenIds | None = None,
 ) -> Tokenizer:
     """The tokenizer of a checkpoint directory.
 
     mask_id comes from the model's config where the tokenizer does not name a mask token. End ids
-    are those of generation_config.json if it has a list of them; else the one it or the tokenizer
-    names, with those of `end_tokens` that are in the vocabulary. `replaced` (of the params) comes
-    before all of them and is written into the files that `save` will write.
+    are those of generation_config.json if it has a list of them; else the one it, the tokenizer or
+    config.json names, with those of `end_tokens` that are in the vocabulary. `replacements` (of the
+    params) come before all of them and are written into the files that `save` will write.
 
-    Raises CheckpointError if a file is missing or damaged or no mask or end token can be found.
+    Raises CheckpointError if a file is missing or damaged, no mask or end token can be found, or
+    the mask is an end or the pad.
     """
-    files = {}
-    for name in _FILES:
-        if has_file(directory, name):
-            files[name] = (directory / name).read_bytes()
-    file = _token_file(directory)
-    config = read_optional_json(directory / _CONFIG)
+    files = _read_files(directory)
+    config = read_optional_json(directory / CONFIG)
     generation = read_optional_json(directory / _GENERATION)
-    if replaced is not None and any(value is not None for value in replaced.model_dump().values()):
-        config, generation = _with_ids(file, config, generation, replaced)
-        for name, data in ((_CONFIG, config), (_GENERATION, generation)):
+    template = _template_of(files, config, directory)
+    parts = read_tokenizer_files(directory)
+    names = dict(parts.names)
+    changes = {} if replacements is None else replacements.model_dump(exclude_none=True)
+    if changes:
+        generation.update(
+            {f"{kind}_token_id": changes[key] for kind, key in _CHANGED if key in changes}
+        )
+        if "mask" in changes:
+            mask_id = changes["mask"]
+            _rename_mask(parts.file.id_to_token(mask_id), names, config)
+        for name, data in ((CONFIG, config), (_GENERATION, generation)):
             files[name] = (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
-        mask_id = mask_id if replaced.mask is None else replaced.mask
-    names = {name: text for name in _NAMED if (text := _text(config.get(name)))}
-    named_mask = _token_id(file, names.get("mask_token"))
-    mask = named_mask if named_mask is not None else mask_id
-    ends = _end_ids(file, generation, names, end_tokens)
+    ids = _SpecialIds(TokenizerFiles(file=parts.file, names=names), generation, directory)
+    named_mask = ids.named("mask_token")
+    mask = mask_id if named_mask is None else named_mask
+    ends = ids.ends(end_tokens)
+    pad = ids.pad()
     if mask is None or not ends:
         raise CheckpointError(
             "no mask or end token is named",
@@ -192,146 +209,124 @@ def load_tokenizer(
             wanted="mask_token and eos_token in tokenizer_config.json (or mask_token_id in config.json)",
             do="add them there, or set base.token_ids in the params",
         )
-    pad = generation.get("pad_token_id")
-    pad = _token_id(file, names.get("pad_token")) if pad is None else pad
-    try:
-        return Tokenizer(
-            file, ends, mask, _template(files, config), pad_id=pad, names=names, files=files
-        )
-    except TemplateError as error:
-        raise CheckpointError(
-            "the chat template is not one",
-            where=str(directory),
-            got=error,
-            do="correct or remove it",
-        ) from error
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Templates are rendered as transformers renders them: no code, block lines leave no trace, and
-    a template may refuse a message."""
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    _check_mask(parts.file, mask, ends, pad, directory)
+    return Tokenizer(
+        parts.file,
+        ends,
+        mask,
+        template,
+        pad_id=pad,
+        names=names,
+        files=files,
+        where=str(directory),
     )
-    environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
-    return environment
 
 
-def _token_file(directory: Path) -> TokenizerFile:
-    path = directory / "tokenizer.json"
-    if not has_file(directory, path.name):
-        return _from_merges(directory)
-    try:
-        return TokenizerFile.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(
-            "the tokenizer file is damaged", where=str(path), got=error, do="copy it again"
-        ) from error
+def _read_files(directory: Path) -> dict[str, bytes]:
+    """The tokenizer's files as they are, by name."""
+    files = {}
+    for name in _FILES:
+        if has_file(directory, name):
+            files[name] = (directory / name).read_bytes()
+    return files
 
 
-def _from_merges(directory: Path) -> TokenizerFile:
-    """A Qwen-like byte-level BPE from vocab.json, merges.txt and the added tokens of
-    tokenizer_config.json or added_tokens.json."""
-    vocab, merges = directory / "vocab.json", directory / "merges.txt"
-    config = read_optional_json(directory / _CONFIG)
-    kind = config.get("tokenizer_class", _QWEN_LIKE[0])
-    if not (vocab.is_file() and merges.is_file() and kind in _QWEN_LIKE):
-        raise CheckpointError(
-            "the checkpoint has no tokenizer that can be read",
-            where=str(directory / "tokenizer.json"),
-            got=f"no such file; tokenizer_class {kind}",
-            wanted=f"tokenizer.json, or vocab.json and merges.txt of {', '.join(_QWEN_LIKE)}",
-            do="save the tokenizer with transformers' save_pretrained into this directory",
-        )
-    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+def _rename_mask(text: str | None, names: dict[str, str], config: dict[str, Any]) -> None:
+    """Names another mask token, or, without a text, none."""
+    for table in (names, config):
+        table.pop("mask_token", None)
+        if text:
+            table["mask_token"] = text
 
-    try:
-        file = TokenizerFile(models.BPE.from_file(str(vocab), str(merges)))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(
-            "the tokenizer files are damaged", where=str(vocab), got=error, do="copy them again"
-        ) from error
-    file.normalizer, file.decoder = normalizers.NFC(), decoders.ByteLevel()
-    words = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated")
-    file.pre_tokenizer = pre_tokenizers.Sequence(
-        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-    for token_id, token in sorted(_added_tokens(directory, config).items()):
-        file.add_tokens([token])
-        if file.token_to_id(token.content) != token_id:
+
+def _check_mask(
+    file: TokenizerFile, mask: int, ends: Sequence[int], pad: int | None, directory: Path
+) -> None:
+    """Raises CheckpointError if the mask is also an end or the pad: a response would be trained, or
+    filled up, with what is still to be predicted."""
+    for kind, values in (("an end", ends), ("the pad", [pad])):
+        if mask in values:
             raise CheckpointError(
-                "an added token cannot have its id",
-                where=str(directory / _CONFIG),
-                got=file.token_to_id(token.content),
-                wanted=f"{token_id} for {token.content!r}: ids without a gap after the vocabulary",
+                f"the mask token is also {kind}",
+                where=str(directory),
+                got=f"id {mask}, {file.id_to_token(mask) if mask >= 0 else None!r}",
+                wanted="a token of its own",
+                do="name another in tokenizer_config.json or generation_config.json, or set "
+                "base.token_ids in the params",
             )
-    return file
 
 
-def _added_tokens(directory: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    described = config.get("added_tokens_decoder")
-    if described is not None:
-        return {
-            int(key): AddedToken(t["content"], **{flag: bool(t.get(flag, False)) for flag in flags})
-            for key, t in described.items()
-        }
-    return {
-        int(value): AddedToken(text, special=True)
-        for text, value in read_optional_json(directory / "added_tokens.json").items()
-    }
+class _SpecialIds:
+    """Ends and pad of a directory, from generation_config.json, the tokenizer's names, and
+    config.json, in this order."""
+
+    def __init__(
+        self, parts: TokenizerFiles, generation: Mapping[str, Any], directory: Path
+    ) -> None:
+        self.parts = parts
+        self.generation = generation
+        self.config = read_optional_json(directory / "config.json")
+        self.directory = directory
+
+    def named(self, name: str) -> int | None:
+        """Id of a special token by its name."""
+        text = self.parts.names.get(name)
+        token_id: int | None = self.parts.file.token_to_id(text) if text else None
+        return token_id
+
+    def ends(self, end_tokens: Sequence[str]) -> tuple[int, ...]:
+        """Ids that end a response, each once."""
+        published = self._stored(_GENERATION, "eos_token_id")
+        if isinstance(self.generation.get("eos_token_id"), list):
+            return tuple(published)
+        ids: list[int | None] = list(published)
+        if not ids:
+            ids = [self.named("eos_token")]
+        if ids == [None]:
+            ids = list(self._stored("config.json", "eos_token_id"))
+        ids += [self.parts.file.token_to_id(token) for token in end_tokens]
+        return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+    def pad(self) -> int | None:
+        """Id of the pad token, if any file names one."""
+        published = self._stored(_GENERATION, "pad_token_id")
+        named = self.named("pad_token")
+        if published or named is not None:
+            return published[0] if published else named
+        return next(iter(self._stored("config.json", "pad_token_id")), None)
+
+    def _stored(self, name: str, key: str) -> list[int]:
+        """The ids that a config has under a key; empty if it has none. Raises CheckpointError for
+        anything that is no id."""
+        value = (self.generation if name == _GENERATION else self.config).get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(i) is int and i >= 0 for i in ids):
+            raise CheckpointError(
+                "a token id is not a whole number",
+                where=f"{self.directory / name}: {key}",
+                got=repr(value),
+                wanted="ids of the vocabulary",
+                do="write the token's id",
+            )
+        return ids
 
 
-def _end_ids(
-    file: TokenizerFile,
-    generation: dict[str, Any],
-    names: dict[str, str],
-    end_tokens: Sequence[str],
-) -> tuple[int, ...]:
-    published = generation.get("eos_token_id")
-    if isinstance(published, list):
-        return tuple(published)
-    named = published if published is not None else _token_id(file, names.get("eos_token"))
-    ids = [named, *(file.token_to_id(token) for token in end_tokens)]
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
-
-
-def _with_ids(
-    file: TokenizerFile, config: dict[str, Any], generation: dict[str, Any], ids: TokenIds
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tokenizer and generation config that name the ids of the params."""
-    if ids.mask is not None:
-        text = file.id_to_token(ids.mask)
-        config = {
-            **{key: value for key, value in config.items() if key != "mask_token"},
-            **({"mask_token": text} if text else {}),
-        }
-    changed = {"eos_token_id": ids.end, "pad_token_id": ids.pad}
-    return config, {
-        **generation,
-        **{key: value for key, value in changed.items() if value is not None},
-    }
-
-
-def _template(files: dict[str, bytes], config: dict[str, Any]) -> str | None:
+def _template_of(
+    files: Mapping[str, bytes], config: Mapping[str, Any], directory: Path
+) -> str | None:
+    """Source of the chat template, if there is one."""
     if _TEMPLATE in files:
-        return files[_TEMPLATE].decode()
+        try:
+            return files[_TEMPLATE].decode()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                "invalid chat template",
+                where=str(directory / _TEMPLATE),
+                got=error,
+                wanted="UTF-8",
+                do="correct or remove it",
+            ) from error
     inside = config.get("chat_template")
-    if isinstance(inside, list):  # several named ones
+    if isinstance(inside, list):  # several, by name
         inside = {item["name"]: item["template"] for item in inside}.get("default")
     return inside
-
-
-def _text(token: Any) -> str | None:
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _token_id(file: TokenizerFile, name: str | None) -> int | None:
-    return file.token_to_id(name) if name else None
