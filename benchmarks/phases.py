@@ -25,6 +25,8 @@ from typing import Any
 import yaml
 
 from benchmarks.rows import alone, merge_rows
+from stages.runtime.code import write_code_lists
+from stages.runtime.params import write_stage_params
 
 ROOT = Path(__file__).resolve().parents[1]
 # stage, name, and what is changed in its section of the params: a tenth of a round, held-out
@@ -127,7 +129,7 @@ class Clock:
 
 def run(stage: str, name: str | None, folder: str) -> dict[str, float]:
     """Seconds by phase of one stage; to be called in a process of its own."""
-    os.environ["DVC_ROOT"] = folder
+    os.chdir(folder)
     main = importlib.import_module(f"stages.{stage}").main
     clock = Clock()
     for phase, places in PHASES.items():
@@ -148,6 +150,8 @@ def profile(stage: str, name: str | None, change: dict[str, Any]) -> dict[str, A
             section[key] = {**section[key], **value} if isinstance(value, dict) else value
         (Path(folder) / "params.yaml").write_text(yaml.safe_dump(params))
         data = Path(folder) / "data"
+        write_stage_params(Path(folder) / "params.yaml", data / "params")
+        write_code_lists(data / "code")
         (data / "checkpoints").mkdir(parents=True)
         for source in [
             ROOT / "data" / "tasks",

@@ -18,7 +18,18 @@ from statistics import median
 
 from benchmarks.rows import alone, merge_rows
 
-STAGES = ("tasks", "base", "traces", "sft", "rl", "evaluate", "validate", "report")
+STAGES = (
+    "code",
+    "params",
+    "tasks",
+    "base",
+    "traces",
+    "sft",
+    "rl",
+    "evaluate",
+    "validate",
+    "report",
+)
 
 
 def seconds(arguments: list[str]) -> tuple[float, float]:

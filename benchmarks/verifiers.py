@@ -239,7 +239,7 @@ NUM_KILLS = 8
 def killed_figures(published: Path) -> None:
     """A benchmark evaluation killed at random moments, with a tiny model and up to 16 problems of
     every published kind at hand."""
-    from tests.tiny_run import ROOT, digests, environment, run_stage
+    from tests.tiny_run import digests, environment, run_stage
 
     with tempfile.TemporaryDirectory(prefix="tracerl-") as place:
         folder, rng = Path(place) / "run", random.Random("killed benchmark")
@@ -273,8 +273,8 @@ def killed_figures(published: Path) -> None:
             command = [sys.executable, "-m", "stages.evaluate", "bench"]
             process = subprocess.Popen(
                 command,
-                cwd=ROOT,
-                env=environment(folder),
+                cwd=folder,
+                env=environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )

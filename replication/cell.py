@@ -1,31 +1,30 @@
-"""One cell of the replication: a stage of the project in a folder of its own (DVC_ROOT), with a
-record of what it cost and came from.
+"""One cell of the replication: a stage of the project in the folder of its world, with a record of
+what it cost and came from.
 
 The record, reports/records/<stage>.json: forward passes, positions and floating-point operations,
 counted while they happened, and hashes of the params and of the data that went in. A cell that was
 killed and resumed counts each unit of work once: logs/work holds the cost of every unit, and a unit
 that is done again has its cost again.
 
-Example: DVC_ROOT=replication/runs/full/sdar-1 python -m replication.cell rl tracerl sampler
+Example, in replication/runs/full/sdar-1:
+    PYTHONPATH=../../../.. python -m replication.cell rl tracerl sampler
 """
 
 import contextlib
 import hashlib
 import importlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from replication.grid import response_aligned
-from stages import context
+from stages.runtime import entry, meters, paths
+from stages.runtime.params import read_params
+from stages.runtime.progress import add_observer
 from tracerl.disk import file_sha256, write_json
-from tracerl.settings.params import load_params
 
 COSTS = ("forwards", "tokens", "predicted", "flops")
-Show = Callable[[int, int, str], None]
 
 
 def main(kind: str, name: str, grid: str) -> None:
@@ -36,17 +35,13 @@ def main(kind: str, name: str, grid: str) -> None:
     """
     stage = kind if name == "-" else f"{kind}@{name}"
     params_sha256, inputs = provenance(kind, name, grid)
-    work = Work(context.ROOT / "logs" / "work" / f"{stage}-{params_sha256[:12]}.jsonl", stage)
-    plain = context.progress
-    context.progress = lambda stage, unit: work.watching(plain(stage, unit))
+    work = Work(paths.LOGS / "work" / f"{stage}-{params_sha256[:12]}.jsonl")
+    add_observer(work.observe)
     run = importlib.import_module(
         f"stages.{kind}"
     ).main  # this one only: a cell depends on no other stage's code
-    try:
-        with response_aligned() if grid == "response" else contextlib.nullcontext():
-            run(*([] if name == "-" else [name]))
-    finally:
-        context.progress = plain
+    with response_aligned() if grid == "response" else contextlib.nullcontext():
+        run(*([] if name == "-" else [name]))
     record = {
         "stage": stage,
         "grid": grid,
@@ -54,15 +49,15 @@ def main(kind: str, name: str, grid: str) -> None:
         "inputs": inputs,
         "budget": work.total(kind in ("sft", "rl")),
     }
-    write_json(context.REPORTS / "records" / f"{stage}.json", record)
+    write_json(paths.REPORTS / "records" / f"{stage}.json", record)
 
 
 class Work:
     """What each unit of a stage's work cost, by the number of the unit, kept in a file from one
     process to the next."""
 
-    def __init__(self, path: Path, stage: str) -> None:
-        self._path, self._stage = path, stage
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._costs: dict[int, list[int]] = {}
         self._seen, self._last = [0] * len(COSTS), 0
         if path.is_file():
@@ -71,14 +66,10 @@ class Work:
                     unit, self._last, *costs = json.loads(line)
                     self._costs[unit] = costs
 
-    def watching(self, show: Show) -> Show:
-        """The progress bar's function, which also notes what was done since it was last called."""
-
-        def counted(done: int, total: int, text: str = "") -> None:
-            self.note(done, total, self._counts())
-            show(done, total, text)
-
-        return counted
+    def observe(self, stage: str, done: int, total: int) -> None:
+        """Notes what this process has counted since it was last called; a progress observer."""
+        counts = meters.counts(stage)
+        self.note(done, total, [counts.get(name, 0) for name in COSTS])
 
     def note(self, done: int, total: int, counts: list[int]) -> None:
         """counts: of this process so far. A unit that cost nothing was read from what is saved: it
@@ -103,51 +94,31 @@ class Work:
         complete = not numbered or set(self._costs) == set(range(1, self._last + 1))
         return {**dict(zip(COSTS, sums, strict=True)), "complete": complete}
 
-    def _counts(self) -> list[int]:
-        if self._stage not in context._meters:
-            return [0] * len(COSTS)
-        meter = asdict(context._meters[self._stage][0])
-        return [meter[name] for name in COSTS]
-
 
 def provenance(kind: str, name: str, grid: str) -> tuple[str, dict[str, str]]:
     """SHA-256 of everything but data and code that this cell depends on, and of each file it reads."""
-    params = load_params(context.ROOT / "params.yaml")
-    sections: dict[str, Any] = {
-        "tasks": lambda: params.tasks,
-        "base": lambda: params.base,
-        "traces": lambda: params.traces,
-        "sft": lambda: params.sft[name],
-        "rl": lambda: params.rl[name],
-        "evaluate": lambda: params.evaluate[name],
-    }
-    section = sections[kind]().model_dump()
-    common = {
-        "seed": params.seed,
-        "threads": params.threads,
-        "compute": params.compute.model_dump(),
-        "grid": grid,
-        "torch": version("torch"),
-        "truncated_is_wrong": params.truncated_is_wrong,
-        "verification": params.verification.model_dump(),
-        "evaluation": params.evaluation.model_dump() if kind == "evaluate" else None,
-    }
-    checkpoint = section.get("init") or section.get("checkpoint")
-    folders = [context.CHECKPOINTS / checkpoint] if checkpoint else []
-    folders += (
-        [context.TRACES if section.get("data") == "traces" else context.TASKS]
-        if kind != "tasks"
-        else []
-    )
-    files = [
-        file
-        for folder in folders
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != ".gitignore"
-    ]
-    digest = hashlib.sha256(json.dumps([section, common], sort_keys=True).encode()).hexdigest()
-    return digest, {str(file.relative_to(context.ROOT)): file_sha256(file) for file in files}
+    stage = kind if name == "-" else f"{kind}@{name}"
+    params = read_params(stage)
+    section: Any = getattr(params, kind)
+    if name != "-":
+        section = section[name]
+    settings = section.model_dump()
+    text = (paths.PARAMS / f"{stage}.yaml").read_text()
+    parts = json.dumps([text, grid, version("torch")])
+    digest = hashlib.sha256(parts.encode()).hexdigest()
+    folders = [] if kind == "tasks" else [paths.TASKS]
+    if settings.get("data") == "traces":
+        folders = [paths.TRACES]
+    checkpoint = settings.get("init") or settings.get("checkpoint")
+    if checkpoint:
+        folders.insert(0, paths.CHECKPOINTS / checkpoint)
+    files = {}
+    for folder in folders:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and file.name != ".gitignore":
+                files[str(file.relative_to(paths.ROOT))] = file_sha256(file)
+    return digest, files
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__, "kind", "name", "grid")
+    entry.run(main, __doc__, "kind", "name", "grid")

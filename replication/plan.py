@@ -6,7 +6,7 @@
 
 A *world* is one family trained with one seed in a folder of its own,
 replication/runs/<plan>/<family>-<seed>, laid out as the project's root is: the stages run there
-unchanged, with DVC_ROOT set to it. Its params file is ../params.yaml with the family's changes, and
+unchanged, started in it. Its params file is ../params.yaml with the family's changes, and
 the family's cells in place of the rounds. What code a stage depends on is read from the project's
 own dvc.yaml, so that the two cannot differ. Each world is a pipeline with a lock of its own, as DVC
 reads and writes a lock whole for every stage: in one lock of 225 stages that took as long as many a
@@ -32,7 +32,22 @@ ROOT = HERE.parent
 Tree = dict[str, Any]
 
 KINDS = ("tasks", "base", "traces", "sft", "rl", "evaluate")
+ROUNDS = KINDS[3:]
+PATHS = "PYTHONPATH=../../../..:$PYTHONPATH"  # where a world finds stages/ and replication/
 OWN_CODE = ("__init__.py", "cell.py", "grid.py")
+# What the judging runs of the library, through the link .src: outside of its own root DVC ignores
+# nothing, and would count what Python compiles there.
+JUDGE_CODE = (
+    ".src/tracerl/disk.py",
+    ".src/tracerl/distributed.py",
+    ".src/tracerl/errors.py",
+    ".src/tracerl/models",
+    ".src/tracerl/reporting",
+    ".src/tracerl/seeds.py",
+    ".src/tracerl/settings",
+    ".src/tracerl/store",
+    ".src/tracerl/types.py",
+)
 _UP = "../../.."  # from a world to replication/
 HEAD = "# Written by `python -m replication.plan` from replication/claims.yaml and the project's dvc.yaml; do not edit.\n"
 
@@ -150,27 +165,43 @@ def _write(path: Path, text: str) -> None:
 
 
 def pipeline(one: World) -> Tree:
-    """dvc.yaml of a world: a stage for each kind over its cells."""
-    stages, entries = _own_stages(), {}
-    for kind in KINDS:
-        own = stages[kind].get("do", stages[kind])
-        alone = kind in KINDS[:3]
-        name, grid = ("-", "sampler") if alone else ("${key}", "${item.grid}")
-        stage = kind if alone else f"{kind}@{name}"
-        entry = {
-            "cmd": f"cd {_UP}/.. && DVC_ROOT=replication/{one.folder} python -m replication.cell {kind} {name} {grid}",
-            "deps": [
-                *INPUTS[kind],
-                *(f"{_UP}/{path}" for path in (*OWN_CODE, *_code(own["deps"]))),
-            ],
-            "params": own["params"],
-            "outs": [
-                *(path.format(stage=stage, name=name) for path in OUTPUTS[kind]),
-                f"reports/records/{stage}.json",
-            ],
+    """dvc.yaml of a world: its code and params, and a stage for each kind over its cells."""
+    stages = _project_stages()
+    entries: Tree = {}
+    for kind in ("code", "params"):
+        deps = [
+            f"{_UP}/.{dep}" if dep.startswith(("src", "stages")) else dep
+            for dep in stages[kind]["deps"]
+        ]
+        entries[kind] = {
+            "cmd": f"{PATHS} {stages[kind]['cmd']}",
+            "deps": deps,
+            "outs": stages[kind]["outs"],
         }
-        entries[kind] = entry if alone else {"foreach": cells(one, kind), "do": entry}
+    for kind in KINDS:
+        if kind in ROUNDS:
+            entry = _cell_stage(kind, "${key}", "${item.grid}")
+            entries[kind] = {"foreach": cells(one, kind), "do": entry}
+        else:
+            entries[kind] = _cell_stage(kind, "-", "sampler")
     return {"stages": entries}
+
+
+def _cell_stage(kind: str, name: str, grid: str) -> Tree:
+    """A stage of dvc.yaml that runs a cell."""
+    stage = kind if name == "-" else f"{kind}@{name}"
+    own_code = [f"{_UP}/{path}" for path in OWN_CODE]
+    outputs = [path.format(stage=stage, name=name) for path in OUTPUTS[kind]]
+    return {
+        "cmd": f"{PATHS} python -m replication.cell {kind} {name} {grid}",
+        "deps": [
+            f"data/code/{kind}.txt",
+            f"data/params/{stage}.yaml",
+            *INPUTS[kind],
+            *own_code,
+        ],
+        "outs": [*outputs, f"reports/records/{stage}.json"],
+    }
 
 
 def cells(one: World, kind: str) -> Tree:
@@ -186,19 +217,10 @@ def cells(one: World, kind: str) -> Tree:
 
 
 @functools.cache
-def _own_stages() -> Tree:
+def _project_stages() -> Tree:
     """The stages of the project's dvc.yaml."""
     stages: Tree = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     return stages
-
-
-def _code(deps: list[str]) -> list[str]:
-    """The project's code among a stage's dependencies, as replication/ reaches it.
-
-    Through the links .src and .stages: outside of its own root DVC ignores nothing, and would count
-    what Python compiles there.
-    """
-    return [f".{path}" for path in deps if path.startswith(("src/", "stages/"))]
 
 
 INPUTS = {
@@ -231,10 +253,6 @@ OUTPUTS = {
 
 def judging(table: Tree) -> Tree:
     """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
-    code = [
-        *(path for path in _code(_own_stages()["report"]["deps"]) if path.startswith(".src/")),
-        ".src/tracerl/seeds.py",
-    ]
     own = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
     parts, files = (
         ("data/evals", "data/rollouts", "reports/records", "reports/curves"),
@@ -247,7 +265,11 @@ def judging(table: Tree) -> Tree:
         ]
         entries[f"judge-{plan}"] = {
             "cmd": f"cd .. && python -m replication.judge {plan}",
-            "deps": [*(f"{folder}/{part}" for folder in folders for part in parts), *own, *code],
+            "deps": [
+                *(f"{folder}/{part}" for folder in folders for part in parts),
+                *own,
+                *JUDGE_CODE,
+            ],
             "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in files],
         }
     return {"stages": entries}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.scratch import open_workspace
 from stages.sft import train_and_publish
 from tracerl import distributed
 from tracerl.disk import write_json
@@ -21,12 +22,12 @@ from tracerl.settings.params import Params
 
 
 def main() -> None:
-    params = context.load(ranks=distributed.is_launched())
+    params = entry.start("base", ranks=distributed.is_launched())
     if params.base.path is None:
-        params = context.load(ranks=True)
-        train_and_publish("base", params, params.base, params.base.train, "tasks", new_base)
+        params = entry.start("base", ranks=True)
+        train_and_publish("base", params, params.base.train, "tasks", new_base)
     else:
-        import_checkpoint(params, context.ROOT / params.base.path)
+        import_checkpoint(params, paths.ROOT / params.base.path)
 
 
 def new_base(params: Params) -> tuple[Policy, Tokenizer]:
@@ -40,7 +41,7 @@ def new_base(params: Params) -> tuple[Policy, Tokenizer]:
 def import_checkpoint(params: Params, path: Path) -> None:
     """Reads a published checkpoint strictly and writes it back under its published names; an
     autoregressive one is copied."""
-    space = context.workspace("base", params, params.base, [path])
+    space = open_workspace("base", [path])
     if not distributed.is_first():
         return
     model: nn.Module
@@ -56,8 +57,8 @@ def import_checkpoint(params: Params, path: Path) -> None:
         {"policy_hash": policy_hash(model), "num_parameters": parameters},
     )
     (space.directory / "curve.tsv").write_text("step\tloss\n")
-    space.publish(context.training_outputs("base"))
+    space.publish(paths.training_outputs("base"))
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__)
+    entry.run(main, __doc__)

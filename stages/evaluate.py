@@ -7,7 +7,12 @@ Example: python -m stages.evaluate sft-short
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stages import context, judging
+from stages import judging
+from stages.runtime import entry, paths
+from stages.runtime.meters import measure, write_measured
+from stages.runtime.progress import progress
+from stages.runtime.scratch import open_workspace
+from stages.runtime.splits import held_out_tasks
 from tracerl import distributed
 from tracerl.disk import file_sha256, write_json
 from tracerl.evaluation.evaluate import EvaluationPlan, evaluate
@@ -23,19 +28,19 @@ from tracerl.types import Task
 
 
 def main(name: str) -> None:
-    params = context.load(ranks=True)
-    judging.prepare(params)
-    settings = context.section(params.evaluate, "evaluate", name)
-    common = params.evaluation
     stage = f"evaluate@{name}"
-    checkpoint = context.CHECKPOINTS / settings.checkpoint
-    files = context.task_files(settings.tasks)
-    space = context.workspace(stage, params, (settings, common), [checkpoint, *files.values()])
+    params = entry.start(stage, ranks=True)
+    judging.prepare(params)
+    settings = params.evaluate[name]
+    common = params.evaluation
+    checkpoint = paths.CHECKPOINTS / settings.checkpoint
+    files = paths.task_files(settings.tasks)
+    space = open_workspace(stage, [checkpoint, *files.values()])
     model, tokenizer = load_policy(checkpoint, params.compute)
-    context.measure(stage, model)
+    measure(stage, model)
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, stage)
     plan = make_plan(params, settings, stage, tasks, policy_hash(model))
-    show = context.progress(stage, "response")
+    show = progress(stage, "response")
     rows = evaluate(model, tokenizer, plan, space.directory / "rows", show)
     if not distributed.is_first():
         return
@@ -58,10 +63,11 @@ def main(name: str) -> None:
     write_json(space.directory / "metrics.json", metrics)
     space.publish(
         {
-            "rows": context.EVALS / name,
-            "metrics.json": context.REPORTS / "metrics" / "evaluate" / f"{name}.json",
+            "rows": paths.EVALS / name,
+            "metrics.json": paths.REPORTS / "metrics" / "evaluate" / f"{name}.json",
         }
     )
+    write_measured(stage)
 
 
 def make_plan(
@@ -70,7 +76,7 @@ def make_plan(
     """The first problems of each set's test split, in each mode. policy: hash of the weights."""
     problems = {}
     for task_set in tasks:
-        test = context.held_out(tasks[task_set], f"{stage}: {task_set}")
+        test = held_out_tasks(tasks[task_set], f"{stage}: {task_set}")
         problems[task_set] = test[: params.evaluation.num_problems]
     modes: dict[str, Sampler] = {}
     for mode in params.evaluation.remasking:
@@ -98,4 +104,4 @@ def accuracies(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__, "name")
+    entry.run(main, __doc__, "name")

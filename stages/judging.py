@@ -3,7 +3,7 @@ their keys from the environment."""
 
 import os
 
-from stages import context
+from stages.runtime import paths
 from tracerl.rewards.judges.kinds import make_judge
 from tracerl.rewards.judges.questions import Judge
 from tracerl.rewards.verify.verifier import configure
@@ -21,14 +21,14 @@ def prepare(params: Params) -> None:
 
 def judge(params: Params, name: str) -> Judge:
     """The judge of this name in verification.judges, one for all who ask for it."""
-    settings = context.section(params.verification.judges or {}, "judge", name)
+    settings = (params.verification.judges or {})[name]
     if name not in _made:
         key = (
             os.environ.get(settings.api_key_variable)
             if settings.api_key_variable is not None
             else None
         )
-        _made[name] = make_judge(name, settings, context.ROOT, params.compute, key)
+        _made[name] = make_judge(name, settings, paths.ROOT, params.compute, key)
     return _made[name]
 
 

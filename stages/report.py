@@ -8,22 +8,26 @@ import subprocess
 
 import duckdb
 
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.code import check_code
+from stages.runtime.fingerprint import check_unchanged, take_fingerprint
+from stages.runtime.params import read_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import load_tokenizer
 from tracerl.reporting.report import render_report
 from tracerl.reporting.summary import summary_rows
 from tracerl.reporting.trace_viewer import Response, chosen_responses, render_viewer
-from tracerl.settings.params import load_params
 from tracerl.store.catalog import answer, connect
 
 
 def main() -> None:
-    params = load_params(context.ROOT / "params.yaml")
-    rows = summary_rows(context.REPORTS / "metrics" / "evaluate", params.evaluate)
-    tokenizer = load_tokenizer(context.CHECKPOINTS / "base", None)
-    connection = connect(context.ROOT)
-    page = render_report(params, rows, context.ROOT, connection, tokenizer, _commit())
+    params = read_params("report")
+    check_code("report")
+    fingerprint = take_fingerprint("report", [paths.PARAMS])
+    rows = summary_rows(paths.REPORTS / "metrics" / "evaluate", params.evaluate)
+    tokenizer = load_tokenizer(paths.CHECKPOINTS / "base", None)
+    connection = connect(paths.ROOT)
+    page = render_report(params, rows, paths.ROOT, connection, tokenizer, _commit())
     responses = [
         one
         for name in params.rl
@@ -34,9 +38,10 @@ def main() -> None:
         tokenizer,
         "Held-out responses of each round: before it, and after its last iteration",
     )
-    write_json(context.REPORTS / "metrics" / "summary.json", {"rows": rows})
-    write_text(context.REPORTS / "report.html", page)
-    write_text(context.REPORTS / "traces.html", viewer)
+    check_unchanged(fingerprint)
+    write_json(paths.REPORTS / "metrics" / "summary.json", {"rows": rows})
+    write_text(paths.REPORTS / "report.html", page)
+    write_text(paths.REPORTS / "traces.html", viewer)
 
 
 def _before_and_after(
@@ -54,10 +59,10 @@ def _before_and_after(
 def _commit() -> str:
     """The commit that is checked out; "" outside of git."""
     done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=context.ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__)
+    entry.run(main, __doc__)

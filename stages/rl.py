@@ -7,7 +7,13 @@ Example: python -m stages.rl short
 from collections import Counter
 from typing import Any
 
-from stages import context, judging
+from stages import judging
+from stages.runtime import entry, paths
+from stages.runtime.curves import write_curve
+from stages.runtime.meters import measure, write_measured
+from stages.runtime.progress import progress
+from stages.runtime.scratch import open_workspace
+from stages.runtime.splits import held_out_tasks, training_tasks
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -26,9 +32,10 @@ from tracerl.training.run_context import RunContext
 
 
 def main(name: str) -> None:
-    params = context.load(ranks=True)
+    stage = f"rl@{name}"
+    params = entry.start(stage, ranks=True)
     judging.prepare(params)
-    settings, stage = context.section(params.rl, "rl", name), f"rl@{name}"
+    settings = params.rl[name]
     rewarder = None
     if settings.process is not None:
         rewarder = ProcessRewarder(
@@ -38,13 +45,11 @@ def main(name: str) -> None:
         settings.held_out.tasks or list(settings.tasks),
         dict.fromkeys(t for one in settings.stretches for t in one.tasks),
     )
-    files = context.task_files(dict.fromkeys([*drawn, *asked]))
-    space = context.workspace(
-        stage, params, settings, [context.CHECKPOINTS / settings.init, *files.values()]
-    )
+    files = paths.task_files(dict.fromkeys([*drawn, *asked]))
+    space = open_workspace(stage, [paths.CHECKPOINTS / settings.init, *files.values()])
     models = load_models(params, settings, stage)
     value_model = models.value_model
-    context.measure(
+    measure(
         stage,
         models.policy,
         models.reference,
@@ -55,10 +60,8 @@ def main(name: str) -> None:
         samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(models.tokenizer, one))
     )
     tasks, dropped = fitting_tasks(files, models.tokenizer, tightest, stage)
-    train = {task_set: context.trainable(tasks[task_set]) for task_set in drawn}
-    test = {
-        task_set: context.held_out(tasks[task_set], f"{stage}: {task_set}") for task_set in asked
-    }
+    train = {task_set: training_tasks(tasks[task_set]) for task_set in drawn}
+    test = {task_set: held_out_tasks(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
     curves = train_rl(
         models,
         TaskPools(train=train, held_out=test),
@@ -72,7 +75,7 @@ def main(name: str) -> None:
             seed=params.seed,
             stage=stage,
             workspace=space,
-            on_progress=context.progress(stage, "iteration"),
+            on_progress=progress(stage, "iteration"),
             launch=params.launch,
         ),
     )
@@ -82,12 +85,12 @@ def main(name: str) -> None:
         models.policy,
         models.tokenizer,
         space.directory / "checkpoint",
-        context.CHECKPOINTS / stage,
+        paths.CHECKPOINTS / stage,
     )
     if value_model is not None:
         save_value_model(value_model, space.directory / "checkpoint")
-    context.write_curve(space.directory / "curve.tsv", curves["train"])
-    context.write_curve(space.directory / "held_out.tsv", curves["held_out"])
+    write_curve(space.directory / "curve.tsv", curves["train"])
+    write_curve(space.directory / "held_out.tsv", curves["held_out"])
     seal(space.directory / ROLLOUTS)
     write_json(
         space.directory / "metrics.json",
@@ -95,16 +98,17 @@ def main(name: str) -> None:
     )
     space.publish(
         {
-            ROLLOUTS: context.ROLLOUTS / stage,
-            "held_out.tsv": context.REPORTS / "curves" / f"{stage}-held-out.tsv",
-            **context.training_outputs(stage),
+            ROLLOUTS: paths.ROLLOUTS / stage,
+            "held_out.tsv": paths.REPORTS / "curves" / f"{stage}-held-out.tsv",
+            **paths.training_outputs(stage),
         }
     )
+    write_measured(stage)
 
 
 def load_models(params: Params, settings: RlRound, stage: str) -> Models:
     """What a round trains, the policy that its KL is taken to, its value model, the tokenizer."""
-    start = context.CHECKPOINTS / settings.init
+    start = paths.CHECKPOINTS / settings.init
 
     def initial() -> tuple[Policy, Tokenizer]:
         model, tokenizer = load_for_training(
@@ -155,4 +159,4 @@ def figures(
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__, "name")
+    entry.run(main, __doc__, "name")

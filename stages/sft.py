@@ -5,9 +5,12 @@ Example: python -m stages.sft short
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.curves import write_curve
+from stages.runtime.meters import measure, write_measured
+from stages.runtime.progress import progress
+from stages.runtime.scratch import open_workspace
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
@@ -23,23 +26,22 @@ from tracerl.types import Trajectory
 
 
 def main(name: str) -> None:
-    params = context.load(ranks=True)
-    settings = context.section(params.sft, "sft", name)
-    start = context.CHECKPOINTS / settings.init
     stage = f"sft@{name}"
+    params = entry.start(stage, ranks=True)
+    settings = params.sft[name]
+    start = paths.CHECKPOINTS / settings.init
 
     def initial(params: Params) -> tuple[Policy, Tokenizer]:
         return load_for_training(
             start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
         )
 
-    train_and_publish(stage, params, settings, settings, settings.data, initial, start)
+    train_and_publish(stage, params, settings, settings.data, initial, start)
 
 
 def train_and_publish(
     stage: str,
     params: Params,
-    section: Any,
     settings: Training,
     data: str,
     initial: Callable[[Params], tuple[Policy, Tokenizer]],
@@ -47,10 +49,10 @@ def train_and_publish(
 ) -> None:
     """Trains from `initial` on `data` ("tasks" or "traces") and publishes checkpoint, curve and
     metrics of `stage`."""
-    files = {task_set: context.DATA / data / f"{task_set}.parquet" for task_set in settings.tasks}
-    space = context.workspace(stage, params, section, [*files.values(), *inputs])
+    files = {task_set: paths.DATA / data / f"{task_set}.parquet" for task_set in settings.tasks}
+    space = open_workspace(stage, [*files.values(), *inputs])
     model, tokenizer = initial(params)
-    context.measure(stage, model)
+    measure(stage, model)
     read = worked_solutions if data == "tasks" else verified_traces
     examples, dropped = drop_long_examples(
         {name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage
@@ -64,13 +66,13 @@ def train_and_publish(
             seed=params.seed,
             stage=stage,
             workspace=space,
-            on_progress=context.progress(stage, "step"),
+            on_progress=progress(stage, "step"),
             launch=params.launch,
         ),
     )
     if not distributed.is_first():
         return
-    save_checkpoint(model, tokenizer, space.directory / "checkpoint", context.CHECKPOINTS / stage)
+    save_checkpoint(model, tokenizer, space.directory / "checkpoint", paths.CHECKPOINTS / stage)
     metrics = {
         "policy_hash": policy_hash(model),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -79,8 +81,9 @@ def train_and_publish(
         "loss": curve[-1]["loss"],
     }
     write_json(space.directory / "metrics.json", metrics)
-    context.write_curve(space.directory / "curve.tsv", curve)
-    space.publish(context.training_outputs(stage))
+    write_curve(space.directory / "curve.tsv", curve)
+    space.publish(paths.training_outputs(stage))
+    write_measured(stage)
 
 
 def worked_solutions(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
@@ -98,4 +101,4 @@ def verified_traces(path: Path, _: Tokenizer) -> list[Trajectory]:
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__, "name")
+    entry.run(main, __doc__, "name")

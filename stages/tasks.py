@@ -3,18 +3,21 @@
 Example: python -m stages.tasks
 """
 
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.code import check_code
+from stages.runtime.params import read_params
+from stages.runtime.scratch import open_workspace
 from tracerl.disk import write_json
-from tracerl.settings.params import load_params
 from tracerl.store.files import write_tasks
 from tracerl.store.parquet import seal
 from tracerl.tasks import make_task_sets
 
 
 def main() -> None:
-    params = load_params(context.ROOT / "params.yaml")
-    space = context.workspace("tasks", params, params.tasks, [])
-    sets = make_task_sets(params.tasks, params.seed, context.ROOT)
+    params = read_params("tasks")
+    check_code("tasks")
+    space = open_workspace("tasks", [])
+    sets = make_task_sets(params.tasks, params.seed, paths.ROOT)
     counts = {}
     for name, tasks in sets.items():
         write_tasks(space.directory / "tasks" / f"{name}.parquet", tasks)
@@ -23,10 +26,8 @@ def main() -> None:
         }
     seal(space.directory / "tasks")
     write_json(space.directory / "metrics.json", counts)
-    space.publish(
-        {"tasks": context.TASKS, "metrics.json": context.REPORTS / "metrics" / "tasks.json"}
-    )
+    space.publish({"tasks": paths.TASKS, "metrics.json": paths.REPORTS / "metrics" / "tasks.json"})
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__)
+    entry.run(main, __doc__)

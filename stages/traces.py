@@ -8,7 +8,12 @@ Example: python -m stages.traces
 
 from dataclasses import replace
 
-from stages import context, judging
+from stages import judging
+from stages.runtime import entry, paths
+from stages.runtime.meters import measure, write_measured
+from stages.runtime.progress import progress
+from stages.runtime.scratch import open_workspace
+from stages.runtime.splits import training_tasks
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
@@ -20,14 +25,14 @@ from tracerl.training.traces import preferred_solutions
 
 
 def main() -> None:
-    params = context.load(ranks=True)
+    params = entry.start("traces", ranks=True)
     judging.prepare(params)
     settings: Traces = params.traces
-    start = context.CHECKPOINTS / settings.checkpoint
-    files = context.task_files(sorted({*settings.preferred, *settings.rollouts}))
-    space = context.workspace("traces", params, settings, [start, *files.values()])
+    start = paths.CHECKPOINTS / settings.checkpoint
+    files = paths.task_files(sorted({*settings.preferred, *settings.rollouts}))
+    space = open_workspace("traces", [start, *files.values()])
     model, tokenizer = load_checkpoint(start, params.compute)
-    context.measure("traces", model)
+    measure("traces", model)
     sample_context = SampleContext(
         stage="traces",
         iteration=0,
@@ -35,7 +40,7 @@ def main() -> None:
         seed=params.seed,
         truncated_is_wrong=params.truncated_is_wrong,
     )
-    show, done, counts = context.progress("traces", "response"), 0, {}
+    show, done, counts = progress("traces", "response"), 0, {}
     total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())
 
     def on_done(number: int) -> None:
@@ -46,7 +51,7 @@ def main() -> None:
     tasks, dropped = fitting_tasks(files, tokenizer, settings.sampler, "traces")
     for name in files:
         path = space.directory / "traces" / f"{name}.parquet"
-        train = context.trainable(tasks[name])
+        train = training_tasks(tasks[name])
         solved = [task for task in train if task.solution][: settings.preferred.get(name, 0)]
         unseen = train[
             max(0, len(train) - settings.rollouts.get(name, 0)) :
@@ -85,9 +90,10 @@ def main() -> None:
         {"sets": counts, "policy_hash": sample_context.policy_hash},
     )
     space.publish(
-        {"traces": context.TRACES, "metrics.json": context.REPORTS / "metrics" / "traces.json"}
+        {"traces": paths.TRACES, "metrics.json": paths.REPORTS / "metrics" / "traces.json"}
     )
+    write_measured("traces")
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__)
+    entry.run(main, __doc__)

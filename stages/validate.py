@@ -14,11 +14,13 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.code import check_code
+from stages.runtime.fingerprint import check_unchanged, take_fingerprint
+from stages.runtime.params import read_params
 from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError
 from tracerl.reporting.validation_page import render_validation
-from tracerl.settings.params import load_params
 from tracerl.store.check import folders, vocabulary_size
 from tracerl.store.expectations import gather, judge
 from tracerl.store.parquet import MANIFEST
@@ -29,12 +31,12 @@ def main(dataset: str) -> None:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     if dataset not in DATASETS:
         raise DataError("no data set of this name", got=dataset, wanted=", ".join(DATASETS))
-    bounds, target = (
-        load_params(context.ROOT / "params.yaml").validation,
-        context.REPORTS / "validation",
-    )
+    bounds = read_params("validate").validation
+    check_code("validate")
+    fingerprint = take_fingerprint("validate", [])
+    target = paths.REPORTS / "validation"
     evidence = gather(
-        context.ROOT, dataset, vocabulary_size(context.ROOT), _baseline().get(dataset, {})
+        paths.ROOT, dataset, vocabulary_size(paths.ROOT), _baseline().get(dataset, {})
     )
     outcomes = judge(evidence, bounds)
     failed = [
@@ -66,20 +68,21 @@ def main(dataset: str) -> None:
             wanted="no critical failure",
             do=f"look at {target / dataset}.html; correct the data, or the bounds under validation in params.yaml",
         )
+    check_unchanged(fingerprint)
     write_text(passed, _checksums(dataset))
 
 
 def _checksums(dataset: str) -> str:
     """SHA-256 of each folder's manifest, which holds those of its files."""
     lines = []
-    for folder in folders(context.DATA, dataset):
-        lines.append(f"{file_sha256(folder / MANIFEST)}  {folder.relative_to(context.ROOT)}\n")
+    for folder in folders(paths.DATA, dataset):
+        lines.append(f"{file_sha256(folder / MANIFEST)}  {folder.relative_to(paths.ROOT)}\n")
     return "".join(lines)
 
 
 def _baseline() -> dict[str, Any]:
     """Figures of the accepted run. Raises DataError if the file is damaged."""
-    path = context.REPORTS / "baseline.json"
+    path = paths.REPORTS / "baseline.json"
     try:
         figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
         return figures
@@ -93,4 +96,4 @@ def _baseline() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    context.run(main, __doc__, "dataset")
+    entry.run(main, __doc__, "dataset")

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tiny_run import ROOT, digests, environment, fails, run_stage, tiny_params, write_params
+from tests.tiny_run import digests, environment, fails, run_stage, tiny_params, write_params
 
 # How to get a small disk: a mount namespace, of root or of a user namespace.
 NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
@@ -149,8 +149,8 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
     script = f"mount -t tmpfs -o size={size} none {shlex.quote(str(scratch))} && exec {stage}"
     done = subprocess.run(
         [*usable[0], "sh", "-c", script],
-        cwd=ROOT,
-        env=environment(folder),
+        cwd=folder,
+        env=environment(),
         capture_output=True,
         text=True,
     )

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from tests.ranks import GROWN, HALVES, STOPPED, WORLDS, World, round_of_rl
-from tests.tiny_run import ROOT, environment, run_stage, tiny_params, write_params
+from tests.tiny_run import environment, run_stage, tiny_params, write_params
 from tracerl.store.files import read_rollouts
 
 pytestmark = pytest.mark.timeout(600)
@@ -40,7 +40,7 @@ def launch(*arguments: str, folder: Path) -> None:
         "2",
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(folder))
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -171,8 +171,8 @@ def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepar
     command = [sys.executable, "-m", "stages.base"]
     process = subprocess.Popen(
         command,
-        cwd=ROOT,
-        env=environment(folder),
+        cwd=folder,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

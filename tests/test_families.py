@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from stages import base, context, evaluate, rl, sft, tasks, traces
-from tests.tiny_run import tiny_params, write_params
+from stages import base, evaluate, rl, sft, tasks, traces
+from tests.tiny_run import set_root, tiny_params, write_params
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import FAMILIES
 
@@ -43,11 +43,7 @@ def family_params(family: str, lora: dict[str, Any] | None) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the stages, run in this process, find and put everything."""
-    monkeypatch.setattr(context, "ROOT", tmp_path)
-    monkeypatch.setattr(context, "REPORTS", tmp_path / "reports")
-    for name in ("checkpoints", "rollouts", "tasks", "traces", "evals", "scratch"):
-        monkeypatch.setattr(context, name.upper(), tmp_path / "data" / name)
-    monkeypatch.setattr(context, "DATA", tmp_path / "data")
+    set_root(tmp_path, monkeypatch)
     return tmp_path
 
 

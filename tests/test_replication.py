@@ -19,10 +19,10 @@ from replication import judge, plan
 from replication.cell import Work
 from replication.grid import response_aligned
 from replication.page import render, verdict_table
-from stages.context import write_curve
+from stages.runtime.code import imported_files
+from stages.runtime.curves import write_curve
 from tests.reporting.synthetic_run import make_rollout, make_tasks
 from tests.repository import git
-from tests.test_stage_deps import imported, needed
 from tests.tiny_run import ROOT, run_stage, tiny_params, write_params
 from tracerl.disk import file_sha256, write_json
 from tracerl.errors import DataError
@@ -149,35 +149,27 @@ def test_dvc_finds_every_cell(copied: Path) -> None:
     """It looks at nothing that git ignores."""
     every = [one for name in TABLE["plans"] for one in plan.worlds(TABLE, name, DEFAULTS)]
     found = [stage.addressing for stage in Repo(str(copied)).index.stages]
-    assert len(found) == len(set(found)) == 2 + sum(3 + len(plan.rounds_of(one)) for one in every)
+    assert len(found) == len(set(found)) == 2 + sum(5 + len(plan.rounds_of(one)) for one in every)
 
 
 def test_what_python_compiles_is_no_part_of_what_a_cell_depends_on(copied: Path) -> None:
     stage = next(
         one
         for one in Repo(str(copied)).index.stages
-        if one.addressing.endswith("sdar-1/dvc.yaml:base")
+        if one.addressing.endswith("sdar-1/dvc.yaml:code")
     )
-    models = next(dep for dep in stage.deps if str(dep).endswith("models"))
-    models.save()
-    assert models.meta.nfiles == 1
+    library = next(dep for dep in stage.deps if str(dep).endswith("tracerl"))
+    library.save()
+    assert library.meta.nfiles == 1
 
 
 @pytest.mark.parametrize("kind", plan.KINDS)
 def test_a_cell_depends_on_all_the_code_it_runs(kind: str) -> None:
     entry = plan.pipeline(FULL[0])["stages"][kind]
-    deps = [
-        dep.removeprefix("../../../").removeprefix(".")
-        for dep in entry.get("do", entry)["deps"]
-        if dep.startswith("../")
-    ]
-    missing = [
-        file
-        for file in needed(f"python -m stages.{kind}")
-        if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)
-    ]
-    assert missing == []
-    assert {"cell.py", "grid.py"} <= set(deps)
+    deps = set(entry.get("do", entry)["deps"])
+    assert f"data/code/{kind}.txt" in deps
+    assert {"../../../cell.py", "../../../grid.py"} <= deps
+    assert len([dep for dep in deps if dep.startswith("data/params/")]) == 1
 
 
 @pytest.mark.parametrize("name", TABLE["plans"])
@@ -186,9 +178,13 @@ def test_the_judging_depends_on_all_the_code_it_runs(name: str) -> None:
     files = {
         path
         for file in ("judge.py", "page.py", "plan.py")
-        for path in imported(ROOT / "replication" / file)
+        for path in imported_files(ROOT / "replication" / file)
     }
-    names = {f".{path.relative_to(ROOT)}" for path in files if path.name != "__init__.py"}
+    names = {
+        f".{path.relative_to(ROOT)}"
+        for path in files
+        if path.name != "__init__.py" and path.is_relative_to(ROOT / "src")
+    }
     assert len(names) > 5
     assert [
         path for path in names if not any(path == dep or path.startswith(f"{dep}/") for dep in deps)
@@ -337,11 +333,11 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
 
 def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "work.jsonl"
-    first = Work(path, "rl@x")
+    first = Work(path)
     for done in (1, 2, 3):
         first.note(done, 4, [done * 10, 0, 0, done * 100])
     path.write_text(path.read_text() + "[4, 4, 1")  # a kill in the middle of a line
-    again = Work(path, "rl@x")
+    again = Work(path)
     again.note(3, 4, [10, 0, 0, 100])  # saved after unit 2: the third is done again
     assert again.total(numbered=True)["complete"] is False
     again.note(4, 4, [20, 0, 0, 200])
@@ -354,7 +350,7 @@ def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     }
     again.note(2, 4, [20, 0, 0, 200])  # read from what is saved: it keeps its cost
     assert again.total(numbered=True)["forwards"] == 40
-    assert Work(path, "rl@x").total(numbered=True) == again.total(
+    assert Work(path).total(numbered=True) == again.total(
         numbered=True
     )  # killed before it published: nothing is left to do
 

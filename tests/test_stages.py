@@ -2,14 +2,16 @@
 on how often they are made."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from stages import context
-from tests.tiny_run import digests, fails, run_stage, tiny_params, write_params
-from tracerl.settings.params import Params, parse_params
+from stages.runtime import fingerprint
+from stages.runtime.scratch import open_workspace
+from tests.tiny_run import digests, fails, run_stage, set_root, tiny_params, write_params
+from tracerl.errors import DataError
 
 
 def test_a_local_checkpoint_is_imported_as_it_is(tmp_path: Path) -> None:
@@ -42,47 +44,133 @@ def test_a_stage_run_twice_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def params() -> Params:
-    return parse_params(tiny_params(), "here")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with tiny params, in which stages of this process work."""
+    write_params(tmp_path, tiny_params())
+    set_root(tmp_path, monkeypatch)
+    return tmp_path
 
 
-def test_a_stage_leaves_the_scratch_of_others_alone(
-    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(context, "SCRATCH", tmp_path)
-    other = context.workspace("evaluate@wide-k8", params, params.report, []).directory
-    stale = tmp_path / "evaluate@wide-0123456789ab"
+def test_a_stage_leaves_the_scratch_of_others_alone(folder: Path) -> None:
+    other = open_workspace("evaluate@wide-k8", []).directory
+    stale = folder / "data" / "scratch" / "evaluate@wide-0123456789ab"
     stale.mkdir()
-    own = context.workspace("evaluate@wide", params, params.report, []).directory
-    assert sorted(tmp_path.iterdir()) == sorted([other, own])
+    own = open_workspace("evaluate@wide", []).directory
+    assert sorted((folder / "data" / "scratch").iterdir()) == sorted([other, own])
 
 
-def test_a_fingerprint_follows_params_seed_threads_inputs_and_code(
-    params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_fingerprint_follows_params_inputs_and_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "SCRATCH", tmp_path / "scratch")
-    monkeypatch.setattr(context, "CODE", tmp_path / "code")
-    source = tmp_path / "code" / "src" / "module.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("ONE = 1\n")
-    data = tmp_path / "data.bin"
+    data = folder / "data.bin"
     data.write_bytes(b"one")
 
-    def name(changed: Params = params) -> str:
-        return context.workspace("rl@short", changed, changed.rl["short"], [data]).directory.name
+    def name(stage: str = "rl@short") -> str:
+        return open_workspace(stage, [data]).directory.name.partition("-")[2]
 
-    names = [name(), name()]
-    assert names[0] == names[1]
-    names += [
-        name(params.model_copy(update={"seed": 99})),
-        name(params.model_copy(update={"threads": 2})),
-    ]
-    names += [name(params.model_copy(update={"rl": {"short": params.rl["long"]}}))]
+    first = name()
+    assert name() == first
+    params = tiny_params()
+    params["rl"]["long"]["iterations"] += 1
+    params["verification"]["num_workers"] += 1
+    params["launch"]["port"] += 1
+    write_params(folder, params)
+    assert name() == first, "what this stage does not read, or what changes no result, counts"
+    names = {first}
+    for change in ({"seed": 99}, {"threads": 2}, {"truncated_is_wrong": False}):
+        write_params(folder, {**tiny_params(), **change})
+        names.add(name())
+    write_params(folder, tiny_params())
     data.write_bytes(b"two")
-    names.append(name())
-    source.write_text("ONE = 2\n")
-    names.append(name())
-    assert len(set(names)) == len(names) - 1
+    names.add(name())
+    monkeypatch.setattr(fingerprint, "code_list", lambda kind: "0  stages/rl.py\n")
+    names.add(name())
+    assert len(names) == 6
+
+
+def test_nothing_is_published_once_an_input_has_changed(folder: Path) -> None:
+    """DVC hashes what a stage depends on after it ran, and would record the new input with the old
+    result."""
+    data = folder / "data.bin"
+    data.write_bytes(b"one")
+    space = open_workspace("rl@short", [data])
+    (space.directory / "out.txt").write_text("result")
+    data.write_bytes(b"two")
+    with pytest.raises(DataError, match=r"not published(?s:.*)rl@short(?s:.*)changed: data.bin"):
+        space.publish({"out.txt": folder / "out.txt"})
+    assert not (folder / "out.txt").exists()
+    data.write_bytes(b"one")
+    space.publish({"out.txt": folder / "out.txt"})
+    assert (folder / "out.txt").read_text() == "result"
+
+
+def test_nothing_is_published_once_its_params_have_changed(folder: Path) -> None:
+    space = open_workspace("rl@short", [])
+    (space.directory / "out.txt").write_text("result")
+    write_params(folder, {**tiny_params(), "seed": 2})
+    with pytest.raises(DataError, match=r"changed: data/params/rl@short.yaml"):
+        space.publish({"out.txt": folder / "out.txt"})
+
+
+def test_params_edited_during_a_run_wait_for_the_next_one(folder: Path) -> None:
+    """The stage reads what `params` wrote, which is what DVC records."""
+    run_stage(folder, "tasks")
+    text = (folder / "params.yaml").read_text()
+    (folder / "params.yaml").write_text(text.replace("seed: 1", "seed: 2", 1))
+    run_stage(folder, "base")
+    (folder / "params.yaml").write_text(text)
+    edited = digests(folder)
+    shutil.rmtree(folder / "data" / "checkpoints" / "base")
+    run_stage(folder, "base")
+    assert digests(folder) == edited
+
+
+def test_code_that_is_not_the_recorded_code_does_not_run(folder: Path) -> None:
+    path = folder / "data" / "code" / "tasks.txt"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0].replace(lines[0][:8], "0" * 8), *lines[1:]]) + "\n")
+    output = fails(folder, "tasks")
+    assert "the code is not the code that DVC would record" in output
+    assert lines[0].partition("  ")[2] in output
+
+
+def test_a_stage_works_where_it_is_started_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DVC sets DVC_ROOT to the user's workspace for experiments that run elsewhere."""
+    workspace = tmp_path / "workspace"
+    for folder in (workspace, tmp_path / "experiment"):
+        write_params(folder, tiny_params())
+    before = digests(workspace)
+    monkeypatch.setenv("DVC_ROOT", str(workspace))
+    run_stage(tmp_path / "experiment", "tasks")
+    assert digests(workspace) == before
+    assert (tmp_path / "experiment" / "data" / "tasks").is_dir()
+
+
+def test_the_chain_is_the_same_whatever_the_width_of_the_vectors_of_this_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment asks for other widths; `compute.vectors` decides. Only a CPU with AVX-512 can
+    tell the two apart."""
+    for name in ("default", "avx2", "avx512"):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", name)
+        write_params(tmp_path / name, tiny_params())
+        for stage in (("tasks",), ("base",), ("traces",), ("sft", "short")):
+            run_stage(tmp_path / name, *stage)
+    first, second, third = (digests(tmp_path / name) for name in ("default", "avx2", "avx512"))
+    assert first == second == third
+
+
+def test_every_measured_stage_says_on_which_machine_it_ran(tmp_path: Path) -> None:
+    write_params(tmp_path, tiny_params())
+    for stage in ("tasks", "base"):
+        run_stage(tmp_path, stage)
+    record = json.loads((tmp_path / "logs" / "measured" / "base.json").read_text())["machine"]
+    assert record["threads"] == 1
+    assert record["vectors"] == "avx2"
+    assert set(record["libraries"]) >= {"torch", "numpy", "pyarrow", "duckdb"}
+    assert record["cpu"]
 
 
 def test_a_task_set_without_a_held_out_problem_is_an_error(tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """The shipped params scaled down to seconds, and stages run on them in a folder of their own, as
-DVC runs them."""
+DVC runs them.
+
+No module of the stages is imported at the top: a stage's root is the folder in which its first
+module is imported, and the process that stages are forked from imports this file.
+"""
 
 import atexit
 import hashlib
@@ -12,6 +16,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,16 +67,30 @@ def tiny_params() -> dict[str, Any]:
 
 
 def write_params(folder: Path, params: dict[str, Any]) -> None:
+    """Writes params.yaml, its easy task file, and what the stages `code` and `params` make of it."""
     folder.mkdir(parents=True, exist_ok=True)
     easy = [{"prompt": f"{i}?", "answer": "1", "solution": "1"} for i in range(120)]
     (folder / "easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in easy))
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    from stages.runtime.code import write_code_lists
+    from stages.runtime.params import write_stage_params
+
+    write_stage_params(folder / "params.yaml", folder / "data" / "params")
+    write_code_lists(folder / "data" / "code")
 
 
-def environment(folder: Path) -> dict[str, str]:
+def set_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets stages that run in this process work in a folder."""
+    from stages.runtime import paths
+
+    places = {name: path for name, path in vars(paths).items() if isinstance(path, Path)}
+    for name, path in places.items():
+        monkeypatch.setattr(paths, name, folder / path.relative_to(places["ROOT"]))
+
+
+def environment() -> dict[str, str]:
     return {
         **os.environ,
-        "DVC_ROOT": str(folder),
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
         "OMP_NUM_THREADS": "1",
     }
@@ -86,7 +105,7 @@ class RunningStage:
         with NamedTemporaryFile(delete=False) as output:
             self._output = Path(output.name)
         self._process = _FORKS.Process(
-            target=_run, args=(environment(folder), stage, arguments, self._output), daemon=True
+            target=_run, args=(folder, stage, arguments, self._output), daemon=True
         )
         self._process.start()
 
@@ -109,10 +128,11 @@ class RunningStage:
         return output
 
 
-def _run(env: dict[str, str], stage: str, arguments: tuple[str, ...], output: Path) -> None:
+def _run(folder: Path, stage: str, arguments: tuple[str, ...], output: Path) -> None:
     """In the forked process."""
-    os.chdir(ROOT)
-    os.environ.update(env)
+    os.chdir(folder)
+    os.environ.update(environment())
+    sys.path.insert(0, str(ROOT))
     descriptor = os.open(output, os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -48,17 +48,22 @@ SLOW = """
 import os, signal, time
 from pathlib import Path
 import torch
-from stages import context
+from stages.runtime import entry, paths
+from stages.runtime.code import write_code_lists
+from stages.runtime.params import write_stage_params
+from stages.runtime.progress import progress
+from stages.runtime.scratch import open_workspace
 from tracerl.disk import write_json
 
 def main():
-    params = context.load()
-    settings = params.rl["short"]
-    space = context.workspace("slow", params, settings, [])
+    write_stage_params(paths.ROOT / "params.yaml", paths.PARAMS)
+    write_code_lists(paths.CODE)
+    settings = entry.start("rl@short").rl["short"]
+    space = open_workspace("rl@short", [])
     done, value = 0, 1
     if saved := space.load():
         done, value = saved[1]["done"], saved[1]["value"]
-    show = context.progress("slow", "iteration")
+    show = progress("slow", "iteration")
     while done < settings.iterations:
         time.sleep(0.2)
         done, value = done + 1, (value * 31 + done) % 10007
@@ -72,9 +77,9 @@ def main():
         show(done, settings.iterations, f"reward {value / 10007:.2f}")
     (space.directory / "slow.txt").write_text(f"{value}\\n")
     write_json(space.directory / "metrics.json", {"value": value})
-    space.publish({"slow.txt": context.DATA / "slow.txt", "metrics.json": context.REPORTS / "metrics" / "slow.json"})
+    space.publish({"slow.txt": paths.DATA / "slow.txt", "metrics.json": paths.REPORTS / "metrics" / "slow.json"})
 
-context.run(main, "slow")
+entry.run(main, "slow")
 """
 
 
@@ -148,7 +153,7 @@ def make_project(folder: Path) -> None:
     (folder / "data" / "raw").mkdir(parents=True)
     (folder / "data" / "raw" / ".gitkeep").touch()
     (folder / ".gitignore").write_text(
-        "/logs/\n/.prefect/\n/data/scratch/\n/units.txt\n__pycache__/\n"
+        "/logs/\n/.prefect/\n/data/scratch/\n/data/params/\n/data/code/\n/units.txt\n__pycache__/\n"
     )
     git(folder, "init", "--quiet")
     for name, value in {

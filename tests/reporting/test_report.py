@@ -10,11 +10,10 @@ from itertools import product
 
 import pytest
 
-from stages import context
 from stages.report import main
 from tests.chromium import browser
 from tests.reporting.synthetic_run import make_rollout, make_tasks, small_params, write_run
-from tests.tiny_run import fails, run_stage
+from tests.tiny_run import fails, run_stage, set_root
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.reporting.charts import (
     Change,
@@ -138,9 +137,7 @@ def test_the_same_run_gives_the_same_bytes_in_another_place_and_process(
     run_folder, tmp_path, monkeypatch
 ):
     write_run(tmp_path, small_params())
-    monkeypatch.setattr(context, "ROOT", tmp_path)
-    monkeypatch.setattr(context, "REPORTS", tmp_path / "reports")
-    monkeypatch.setattr(context, "CHECKPOINTS", tmp_path / "data" / "checkpoints")
+    set_root(tmp_path, monkeypatch)
     for _ in range(2):
         main()
         for name in ("report.html", "traces.html", "metrics/summary.json"):

@@ -34,7 +34,7 @@ for i in range(3):
         subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path), str(rank)],
             cwd=ROOT,
-            env=environment(tmp_path),
+            env=environment(),
         )
         for rank in range(2)
     ]

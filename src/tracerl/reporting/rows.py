@@ -16,6 +16,8 @@ from tracerl.store.parquet import MANIFEST
 
 _NUM_BINS = 10
 
+PARAMS_COPY = "data/params/params.yaml"  # the file as the run read it; people may edit the other
+
 # Of each place in a block, the shares of the steps in the block at which it is committed, over a
 # stage's last iteration.
 _ORDER = """
@@ -141,7 +143,7 @@ class Provenance:
 
 def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -> Provenance:
     """Hashes of everything the numbers depend on, from the files themselves."""
-    text = (root / "params.yaml").read_text()
+    text = (root / PARAMS_COPY).read_text()
     manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
     data = [
         (str(m.parent.relative_to(root)), file_sha256(m))
@@ -153,7 +155,7 @@ def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -
         "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL",
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
-    return Provenance(commit, text, file_sha256(root / "params.yaml"), data, checkpoints)
+    return Provenance(commit, text, file_sha256(root / PARAMS_COPY), data, checkpoints)
 
 
 def validation_results(directory: Path) -> list[dict[str, Any]]:

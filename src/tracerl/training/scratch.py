@@ -33,12 +33,18 @@ class Workspace:
 
     `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it
     is in, whatever its interval. Of several ranks, which all see the directory, the first one
-    writes.
+    writes. `before_publish` is called before anything is published, and may raise an error.
     """
 
-    def __init__(self, directory: Path, stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        stopping: Callable[[], bool] = lambda: False,
+        before_publish: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = directory
         self.stopping = stopping
+        self._before_publish = before_publish
         if distributed.is_first():
             _remove(directory.with_name(directory.name + ".tmp"))
             directory.mkdir(parents=True, exist_ok=True)
@@ -82,6 +88,7 @@ class Workspace:
     def publish(self, outputs: Mapping[str, Path]) -> None:
         """Puts files and directories of the scratch directory (by name) into their final places,
         then removes the scratch directory."""
+        self._before_publish()
         for name, target in outputs.items():
             source, aside = self.directory / name, target.with_name(target.name + ".tmp")
             target.parent.mkdir(parents=True, exist_ok=True)
