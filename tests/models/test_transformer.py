@@ -220,6 +220,22 @@ def test_layers_computed_again_give_the_same_gradients(family):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.parametrize(("again", "passes"), [(False, 1), (True, 2)])
+def test_the_backward_pass_computes_each_layer_again_only_where_it_is_asked_to(again, passes):
+    model = sharp_model("sdar", torch.float64)
+    model.checkpoint_layers = again
+    counts = [0 for _ in model.model.layers]
+    for number, layer in enumerate(model.model.layers):
+
+        def count(module, arguments, number=number):
+            counts[number] += 1
+
+        layer.register_forward_pre_hook(count)
+    blocks = attention_blocks(torch.arange(LENGTH), 4, model.family.attention)
+    model(token_ids(), layout(blocks)).square().sum().backward()
+    assert counts == [passes] * len(counts)
+
+
 def test_tied_embeddings_are_one_parameter():
     model = new_model(tiny_architecture("sdar", tie_embeddings=True), generator_for(1, "weights"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
