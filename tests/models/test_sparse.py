@@ -51,6 +51,19 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_real_query_lies_in_one_chunk_and_no_chunk_is_longer_than_its_limit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sparse, "CHUNK", 16)
+    layout = LAYOUTS[name]
+    count = torch.zeros_like(layout.streams)
+    for chunk in sparse.chunks_of(layout.blocks, layout.streams):
+        assert 0 < chunk.stop - chunk.start <= 16
+        count[chunk.row, chunk.start : chunk.stop] += 1
+    assert torch.equal(count, (layout.streams != PAD).to(count.dtype))
+
+
 @pytest.mark.parametrize("chunk", [16, 128])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_chunks_give_the_output_and_the_gradients_of_the_mask(
