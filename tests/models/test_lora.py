@@ -219,6 +219,32 @@ def logits_of(model: Policy, other: torch.nn.Module) -> tuple[torch.Tensor, torc
         ), other(input_ids=IDS).logits
 
 
+@torch.no_grad()
+def test_dropout_keeps_the_expected_input(base):
+    """What is not dropped is divided by the chance of not being dropped."""
+    model = trained(base, LORA.model_copy(update={"dropout": 0.5}))
+    seed_dropout(model, 1)
+    layer = next(layer for layer in model.train().modules() if isinstance(layer, LoraLinear))
+    layer.weight.zero_()
+    layer.bias = None
+    layer.lora_A.weight.copy_(torch.eye(*layer.lora_A.weight.shape))
+    layer.lora_B.weight.copy_(torch.eye(*layer.lora_B.weight.shape) / layer.scale)
+    rank = LORA.rank
+    out = layer(torch.full((4000, layer.in_features), 3.0))[:, :rank]
+    assert set(out.unique().tolist()) == {0.0, 6.0}
+    assert abs(float(out.mean()) - 3.0) < 0.1
+
+
+def test_fresh_adapters_are_drawn_in_the_range_of_their_fan_in(base):
+    model = adapted(base)
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    assert any(layer.in_features != layer.out_features for layer in layers)
+    for layer in layers:
+        largest = float(layer.lora_A.weight.detach().abs().max())
+        assert 0.9 * layer.in_features**-0.5 < largest <= layer.in_features**-0.5
+
+
+@torch.no_grad()
 def test_peft_reads_our_adapter(tmp_path):
     base = tmp_path / "base"
     save_checkpoint(
