@@ -138,6 +138,16 @@ def change_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
 # There and back
 
 
+def test_a_policy_hash_names_each_tensor_as_well_as_its_bytes():
+    ones = {"gate": torch.ones(3)}
+    first, second = torch.nn.ParameterDict(ones), torch.nn.ParameterDict({"up": torch.ones(3)})
+    before = policy_hash(first)
+    assert before != policy_hash(second)
+    with torch.no_grad():
+        first["gate"][1] = 2.0
+    assert policy_hash(first) != before
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)

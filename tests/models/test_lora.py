@@ -226,7 +226,8 @@ def test_dropout_keeps_the_expected_input(base):
     seed_dropout(model, 1)
     layer = next(layer for layer in model.train().modules() if isinstance(layer, LoraLinear))
     layer.weight.zero_()
-    layer.bias = None
+    if layer.bias is not None:
+        layer.bias.zero_()
     layer.lora_A.weight.copy_(torch.eye(*layer.lora_A.weight.shape))
     layer.lora_B.weight.copy_(torch.eye(*layer.lora_B.weight.shape) / layer.scale)
     rank = LORA.rank

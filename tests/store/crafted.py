@@ -94,3 +94,30 @@ BREAKS: dict[str, dict[str, Callable[[Row], Row]]] = {
         "settings_make_sense": _with(temperature=-1.0),
     },
 }
+
+# Rows of rollouts that break a rule by another of its conditions or just at its bound.
+BREAKS_AT_A_BOUND: list[tuple[str, Row]] = [
+    ("id_is_not_empty", {"rollout_id": ""}),
+    ("id_is_not_empty", {"task_id": ""}),
+    ("numbers_are_not_negative", {"iteration": -1}),
+    ("numbers_are_not_negative", {"sample_index": -1}),
+    ("prompt_length", {"prompt_ids": [], "num_prompt_tokens": 0}),
+    ("response_length", {"num_tokens": 0}),
+    ("whole_blocks", {"block_size": 0}),
+    ("canvas_holds_response", {"canvas_length": 15}),
+    ("ids_in_vocabulary", {"prompt_ids": [-1, 1, 1, 1, 1, 1]}),
+    ("steps_are_a_partition", {"num_steps": 8, "num_denoising_forwards": 8}),
+    ("forwards_add_up", {"num_denoising_forwards": 11}),
+    ("forwards_add_up", {"num_denoising_forwards": 6}),
+    ("parts_make_the_reward", {"reward_parts": {"correct": 0.5}}),
+    ("chunks_are_the_response", _chunks({}, [0, 10], [1.0, 1.0])),
+    ("chunks_are_the_response", _chunks({}, [6, 3, 10], [1.0, 1.0, 1.0])),
+    ("chunks_are_the_response", _chunks({}, [], [])),
+    ("chunks_are_scored", {**_chunks({}, [10], [1.0]), "chunk_rewards": [float("inf")]}),
+    ("chunks_are_scored", _chunks({}, [3, 10], [1.0])),
+    ("chunks_are_scored", {"chunk_ends": [10]}),
+    ("settings_make_sense", {"top_k": -1}),
+    ("settings_make_sense", {"top_p": 0.0}),
+    ("settings_make_sense", {"top_p": 1.5}),
+    ("settings_make_sense", {"steps_per_block": 0}),
+]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.crafted import BREAKS, VOCAB_SIZE, as_table, sound
+from tests.store.crafted import BREAKS, BREAKS_AT_A_BOUND, VOCAB_SIZE, as_table, sound
 from tracerl.errors import DataError
 from tracerl.store import parquet
 from tracerl.store.parquet import write_parquet
@@ -40,6 +40,13 @@ def test_a_broken_rule_is_named_with_its_row(table, name, tmp_path):
     assert (found[name].count, found[name].first) == (1, (rows[1][ID[table]],))
 
 
+@pytest.mark.parametrize(("name", "changes"), BREAKS_AT_A_BOUND)
+def test_every_condition_of_a_rule_is_checked_up_to_its_bound(name, changes, tmp_path):
+    path = tmp_path / "crafted.parquet"
+    write_parquet(path, as_table("rollouts", [{**sound("rollouts")[0], **changes}]))
+    assert name in {broken.rule.name for broken in broken_rules(path, "rollouts", VOCAB_SIZE)}
+
+
 def test_broken_rules_stop_with_file_row_group_column_count_and_first_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 2)
     rows, path = sound("rollouts"), tmp_path / "crafted.parquet"
@@ -72,6 +79,7 @@ def test_the_vocabulary_is_not_checked_where_it_is_not_known(tmp_path):
         (4, 4, [2, 1, 0, 0], 2, True),  # never reached
         (4, 2, [1, 1, 0, 0], 1, True),
         (4, 2, [2, 2, 1, 1], 2, False),
+        (4, 2, [1, 1, 1, 2], 2, False),  # step 1 is the last of a block and the first of the next
         (4, 4, [1, 1, 3, 3], 2, True),
     ],
 )

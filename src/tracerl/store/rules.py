@@ -106,7 +106,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "whole_blocks",
             "response_ids",
-            f"block_size < 1 OR (({_PADDED}) % block_size <> 0 AND len(response_ids) % block_size <> 0)",
+            f"block_size < 1 OR (({_PADDED}) % greatest(block_size, 1) <> 0"
+            " AND len(response_ids) % greatest(block_size, 1) <> 0)",
             "the response holds whole blocks",
         ),
         Rule(
