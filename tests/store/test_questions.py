@@ -10,27 +10,45 @@ import numpy as np
 import pytest
 
 from tests.reporting.synthetic_run import make_rollouts, make_tasks, small_params, write_run
+from tracerl.reporting.rows import unmask_order_shares
 from tracerl.store.catalog import MACROS, VIEWS, answer, connect, query
+from tracerl.store.files import rollout_table, write_rollouts
 
 DOCS = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
 QUESTIONS = {
     int(number): sql for number, sql in re.findall(r"### (\d+)\. .*?```sql\n(.*?)```", DOCS, re.S)
 }
-STAGES = ("rl@short", "rl@long")
+# Rounds end at different iterations, and each samples held-out responses on its way: an answer that
+# mixes them, or takes one round's last iteration for all, is wrong.
+ITERATIONS = {"rl@long": (1, 2, 3), "rl@short": (1, 2)}
+STAGES = tuple(ITERATIONS)
 ROLLOUTS = [
     rollout
-    for stage in STAGES
-    for iteration in (1, 2)
+    for stage, iterations in ITERATIONS.items()
+    for iteration in iterations
     for rollout in make_rollouts(stage, iteration)
 ]
-LAST = [rollout for rollout in ROLLOUTS if rollout.iteration == 2]
+LAST = [rollout for rollout in ROLLOUTS if rollout.iteration == ITERATIONS[rollout.stage][-1]]
+HELD_OUT = [
+    rollout
+    for stage, iterations in ITERATIONS.items()
+    for iteration in (0, iterations[-1], 9)
+    for mode in ("static", "dynamic")
+    for rollout in make_rollouts(f"{stage}/held-out-{mode}", iteration)
+]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A run of two rounds of two iterations."""
+    """A run of a round of two iterations and one of three, with held-out responses."""
     folder = tmp_path_factory.mktemp("run")
     write_run(folder, small_params())
+    rounds = folder / "data" / "rollouts"
+    more = rollout_table(make_rollouts("rl@long", 3))
+    write_rollouts(rounds / "rl@long" / "iter-00003.parquet", more)
+    for stage in STAGES:
+        rows = [rollout for rollout in HELD_OUT if rollout.stage.startswith(stage)]
+        write_rollouts(rounds / stage / "held-out.parquet", rollout_table(rows))
     return folder
 
 
@@ -49,7 +67,7 @@ def by_iteration(value):
             **value([r for r in ROLLOUTS if (r.stage, r.iteration) == (stage, iteration)]),
         }
         for stage in sorted(STAGES)
-        for iteration in (1, 2)
+        for iteration in ITERATIONS[stage]
     ]
 
 
@@ -82,18 +100,20 @@ def question_1():
 
 def question_2():
     rows = []
-    for task in make_tasks():
-        mine = [r for r in LAST if r.task == task]
-        rows.append(
-            {
-                "task_id": task.task_id,
-                "prompt": task.prompt,
-                "answer": task.answer,
-                "passed": passed(mine),
-                "responses": len(mine),
-            }
-        )
-    return sorted(rows, key=lambda row: (row["passed"], row["task_id"]))
+    for stage in STAGES:
+        for task in make_tasks():
+            responses = [r for r in LAST if (r.task, r.stage) == (task, stage)]
+            rows.append(
+                {
+                    "stage": stage,
+                    "task_id": task.task_id,
+                    "prompt": task.prompt,
+                    "answer": task.answer,
+                    "passed": passed(responses),
+                    "responses": len(responses),
+                }
+            )
+    return sorted(rows, key=lambda row: (row["passed"], row["stage"], row["task_id"]))
 
 
 def question_3():
@@ -149,39 +169,38 @@ def question_6():
 
 
 def question_7():
-    counts: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[str, int, int]] = Counter()
     for rollout in LAST:
         trajectory = rollout.trajectory
         positions = len(trajectory.prompt_ids) + np.arange(len(trajectory.step_map))
         for block in np.unique(positions // 4):
             inside = positions // 4 == block
-            ranks = {
-                step: rank
-                for rank, step in enumerate(sorted(set(trajectory.step_map[inside])), start=1)
-            }
-            counts.update(
-                (int(p % 4), ranks[s])
-                for p, s in zip(positions[inside], trajectory.step_map[inside], strict=True)
-            )
+            steps = trajectory.step_map[inside]
+            ranks = {step: rank for rank, step in enumerate(sorted(set(steps)), start=1)}
+            for position, step in zip(positions[inside], steps, strict=True):
+                counts[rollout.stage, int(position % 4), ranks[step]] += 1
+    totals: Counter[tuple[str, int]] = Counter()
+    for (stage, place, _), count in counts.items():
+        totals[stage, place] += count
     return [
-        {"place": place, "step_in_block": step, "tokens": count}
-        for (place, step), count in sorted(counts.items())
+        {
+            "stage": stage,
+            "place": place,
+            "step_in_block": step,
+            "share": count / totals[stage, place],
+        }
+        for (stage, place, step), count in sorted(counts.items())
     ]
 
 
 def question_8():
     means = defaultdict(list)
     for rollout in LAST:
-        means[rollout.verdict].append(
-            float(
-                np.mean(
-                    rollout.trajectory.logprobs[: rollout.trajectory.num_tokens].astype(np.float64)
-                )
-            )
-        )
+        counted = rollout.trajectory.logprobs[: rollout.trajectory.num_tokens]
+        means[rollout.stage, rollout.verdict].append(float(np.mean(counted.astype(np.float64))))
     return [
-        {"verdict": verdict, "mean_logprob": sum(values) / len(values)}
-        for verdict, values in sorted(means.items())
+        {"stage": stage, "verdict": verdict, "mean_logprob": sum(values) / len(values)}
+        for (stage, verdict), values in sorted(means.items())
     ]
 
 
@@ -267,6 +286,24 @@ def test_one_function_gives_a_relation(root):
     assert relation.fetchall() == [(16,)]
     assert relation.df()["n"].tolist() == [16]
     assert relation.to_arrow_table().to_pylist() == [{"n": 16}]
+
+
+def test_the_report_draws_the_answer_to_question_7(connection):
+    rows = answer(connection, QUESTIONS[7]).to_pylist()
+    for stage in STAGES:
+        shares = [row["share"] for row in rows if row["stage"] == stage]
+        assert unmask_order_shares(connection, stage).to_pylist() == [
+            {name: row[name] for name in ("place", "step_in_block", "share")}
+            for row in rows
+            if row["stage"] == stage
+        ]
+        assert len(shares) > 4
+
+
+@pytest.mark.parametrize("sql", re.findall(r"```sql\n(.*?)```", DOCS, re.S))
+def test_every_documented_query_is_answered_with_rows(sql, connection):
+    assert answer(connection, sql).num_rows > 0
+    assert sql.strip().endswith(";"), "pasted into the shell, it would wait for the end"
 
 
 def test_checkpoints_metrics_and_runs_follow_the_files(root, connection):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from tracerl.disk import file_sha256
 from tracerl.reporting.charts import heat_map, histogram, won_lost_chart
@@ -24,10 +25,14 @@ _ORDER = """
 WITH tokens AS (
     SELECT hash(rollout_id) AS response, block_size, unnest(step_map) AS step,
         num_prompt_tokens + generate_subscripts(step_map, 1) - 1 AS position
-    FROM rollouts WHERE stage = $stage AND iteration = (SELECT max(iteration) FROM rollouts WHERE stage = $stage)
+    FROM rollouts
+    WHERE stage = $stage
+        AND iteration = (SELECT max(iteration) FROM rollouts WHERE stage = $stage)
 ), ranked AS (
     SELECT position % block_size AS place,
-        dense_rank() OVER (PARTITION BY response, position // block_size ORDER BY step) AS step_in_block
+        dense_rank() OVER (
+            PARTITION BY response, position // block_size ORDER BY step
+        ) AS step_in_block
     FROM tokens WHERE step > 0
 )
 SELECT place, step_in_block, count(*) / sum(count(*)) OVER (PARTITION BY place) AS share
@@ -36,33 +41,47 @@ FROM ranked GROUP BY place, step_in_block ORDER BY ALL
 # Groups of the first and the last fifth of a stage's iterations, by pass rate.
 _GROUPS = """
 WITH groups AS (
-    SELECT iteration, pass_rate(verdict) AS passed FROM rollouts WHERE stage = $stage GROUP BY iteration, task_id
+    SELECT iteration, pass_rate(verdict) AS passed
+    FROM rollouts WHERE stage = $stage GROUP BY iteration, task_id
 ), ends AS (
     SELECT max(iteration) AS last, ceil(max(iteration) / 5) AS fifth FROM groups
-), chosen AS (
-    SELECT if(iteration <= fifth, 'first fifth', 'last fifth') AS part, round(passed * $bins)::INTEGER AS bin
+), fifths AS (
+    SELECT if(iteration <= fifth, 'first fifth', 'last fifth') AS part,
+        round(passed * $bins)::INTEGER AS bin
     FROM groups, ends WHERE iteration <= fifth OR iteration > last - fifth
 )
-SELECT part, bin, count(*) / sum(count(*)) OVER (PARTITION BY part) AS share FROM chosen GROUP BY part, bin ORDER BY ALL
+SELECT part, bin, count(*) / sum(count(*)) OVER (PARTITION BY part) AS share
+FROM fifths GROUP BY part, bin ORDER BY ALL
 """
 _WON_LOST = """
-WITH rates AS (SELECT stage, task_set, task_id, pass_rate(verdict) AS passed FROM evals WHERE stage IN ($before, $after) GROUP BY ALL)
-SELECT a.task_set, count(*) FILTER (WHERE b.passed > a.passed) AS won, count(*) FILTER (WHERE b.passed < a.passed) AS lost
-FROM rates a JOIN rates b USING (task_id) WHERE a.stage = $before AND b.stage = $after GROUP BY ALL ORDER BY ALL
+WITH rates AS (
+    SELECT stage, task_set, task_id, pass_rate(verdict) AS passed
+    FROM evals WHERE stage IN ($before, $after) GROUP BY ALL
+)
+SELECT a.task_set,
+    count(*) FILTER (WHERE b.passed > a.passed) AS won,
+    count(*) FILTER (WHERE b.passed < a.passed) AS lost
+FROM rates a JOIN rates b USING (task_id)
+WHERE a.stage = $before AND b.stage = $after GROUP BY ALL ORDER BY ALL
 """
+
+
+def unmask_order_shares(connection: duckdb.DuckDBPyConnection, stage: str) -> pa.Table:
+    """Of each `place` in a block, the `share` of its tokens that each `step_in_block` commits, over
+    the last iteration of a round."""
+    return answer(connection, _ORDER, {"stage": stage})
 
 
 def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     """Place in the block against step in the block, of a round's last iteration."""
-    found = {
-        (row["place"], row["step_in_block"]): row["share"]
-        for row in answer(connection, _ORDER, {"stage": stage}).to_pylist()
-    }
-    places, steps = (max((key[i] for key in found), default=-1) for i in (0, 1))
-    cells = [
-        [found.get((place, step), 0.0) for step in range(1, steps + 1)]
-        for place in range(places + 1)
-    ]
+    shares: dict[tuple[int, int], float] = {}
+    for row in unmask_order_shares(connection, stage).to_pylist():
+        shares[row["place"], row["step_in_block"]] = row["share"]
+    num_places = max((place for place, _ in shares), default=-1) + 1
+    num_steps = max((step for _, step in shares), default=0)
+    cells = []
+    for place in range(num_places):
+        cells.append([shares.get((place, step), 0.0) for step in range(1, num_steps + 1)])
     return heat_map(
         "Which step unmasks which place of a block, %",
         cells,

@@ -50,6 +50,11 @@ MACROS: dict[str, tuple[str, str]] = {
         "chance that k of n responses, c of them correct, hold a correct one:"
         " 1 - C(n-c, k) / C(n, k)",
     ),
+    "last_iteration()": (
+        "TABLE FROM rollouts WHERE NOT held_out AND (stage, iteration) IN"
+        " (SELECT (stage, max(iteration)) FROM rollouts WHERE NOT held_out GROUP BY stage)",
+        "training responses of each round's last iteration, as a table",
+    ),
 }
 DECODED = ("decoded(ids)", "text of token ids, by the tokenizer of data/checkpoints/base")
 
