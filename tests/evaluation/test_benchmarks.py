@@ -39,8 +39,11 @@ EXPECTED = {
     "math500": (1, []),
     "aime24": (2, ["an AIME answer is a whole number"]),
     "gsm8k": (1, ["no #### answer"]),
-    "livecodebench-v2": (2, ["more than a string"]),
-    "livebench": (3, ["edit distance", "category reasoning"]),
+    "livecodebench-v2": (2, ["more than a string", "outside release_v2", "cut off"]),
+    "livebench": (
+        5,
+        ["edit distance", "category reasoning", "unittest programs", "category agentic_coding"],
+    ),
     "humaneval": (1, []),
     "mbpp": (1, ["not in the test split"]),
     "mbpp-sanitized": (1, []),
@@ -53,7 +56,11 @@ EXPECTED = {
     "openr1-math": (1, []),
     "openthoughts": (1, ["no boxed answer"]),
     "codecontests": (1, []),
-    "kodcode": (1, ["pytest"]),
+    "kodcode": (1, ["pytest.warns"]),
+    "kodcode-light-rl": (
+        3,
+        ["package numpy", "pytest.fixture", "solution as a module", "no test functions"],
+    ),
 }
 FILES = {
     "gsm8k-train": "gsm8k.jsonl",
@@ -142,6 +149,35 @@ def test_livecodebench_programs_and_methods_are_judged_on_public_and_private_tes
     assert correct(method, f"```python\n{added.replace('x + y', 'x - y')}\n```").verdict == "wrong"
     (countdown,) = read_benchmark(BENCHMARKS["countdown"], read_rows(sample("countdown")))[0]
     assert correct(countdown, "<answer>93-(100-30)</answer>").verdict == "correct"
+
+
+def test_a_completion_of_livebench_is_judged_after_its_beginning(judges):
+    tasks = read_benchmark(BENCHMARKS["livebench"], read_rows(sample("livebench")))[0]
+    method, script = tasks[-2:]
+    assert correct(method, "```python\n        return total + b\n```").verdict == "correct"
+    assert correct(method, "```python\n        return total - b\n```").verdict == "wrong"
+    whole = "class Solution:\n    def add(self, a, b):\n        return a + b"
+    assert correct(method, f"```python\n{whole}\n```").verdict == "correct"
+    assert correct(script, "```python\nprint(2 * n)\n```").verdict == "correct"
+    assert correct(script, "```python\nn = int(input())\nprint(2 * n)\n```").verdict == "correct"
+    assert correct(script, "```python\nprint(3 * n)\n```").verdict == "wrong"
+
+
+def test_a_kodcode_problem_says_how_its_function_is_called_and_takes_pytests_own_checks(judges):
+    tasks = read_benchmark(BENCHMARKS["kodcode-light-rl"], read_rows(sample("kodcode-light-rl")))
+    divide, stack, largest = tasks[0]
+    assert "The function's declaration is: def divide(a, b):" in divide.prompt
+    assert json.loads(divide.spec)["tests"] == ["test_divide()", "test_zero()", "test_many()"]
+    assert json.loads(stack.spec)["provides"] == ["EmptyError", "Stack"]
+    assert json.loads(largest.spec)["provides"] == ["largest"]
+    floor = divide.solution.replace("a / b", "a // b")
+    assert correct(divide, floor).detail == "bubblewrap: failed passed passed"
+    silent = divide.solution.replace("raise ValueError('cannot divide by zero')", "return 0")
+    assert correct(divide, silent).detail == "bubblewrap: passed failed passed"
+    other = divide.solution.replace("by zero", "by nothing")
+    assert correct(divide, other).detail == "bubblewrap: passed failed passed"
+    odd = divide.solution.replace("return a / b", "return a / b if a < 9 else 0")
+    assert correct(divide, odd).detail == "bubblewrap: passed passed failed"
 
 
 class Hostile:
@@ -274,7 +310,7 @@ def test_the_hub_is_asked_for_every_part_of_a_set(monkeypatch, tmp_path):
         ("livebench/math", None, {"split": "test"}),
         ("livebench/coding", None, {"split": "test"}),
     ]
-    assert (report.num_rows, report.num_tasks) == (6, 3)
+    assert (report.num_rows, report.num_tasks) == (10, 5)
     assert report.refused[-1]["reason"] == "the same problem again"
     add_data("livecodebench-v2", "hub", tmp_path)
     files = [

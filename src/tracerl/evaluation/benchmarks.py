@@ -14,6 +14,7 @@ import io
 import json
 import pickletools
 import re
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -210,6 +211,8 @@ def unpacked_tests(packed: str) -> list[dict[str, Any]]:
         data = machine.decompress(base64.b64decode(packed, validate=True), _MAX_UNPACKED)
         if machine.unconsumed_tail:
             raise DoesNotFitError("packed tests are larger than half a gigabyte")
+        if not machine.eof:
+            raise DoesNotFitError("packed tests are cut off")
     except (ValueError, zlib.error) as error:
         raise DoesNotFitError("packed tests are damaged") from error
     return list(json.loads(unpickled_text(data)))
@@ -355,12 +358,7 @@ def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
 def provided_names(code: str, tests: str) -> tuple[list[str], str]:
     """Top-level names of a reference program that a test program uses, and the imports of it that
     the tests use. Neither is run."""
-    try:
-        with warnings.catch_warnings():  # about escapes in other people's strings
-            warnings.simplefilter("ignore")
-            tree, using = ast.parse(code), ast.parse(tests)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DoesNotFitError("the reference program or its tests are not Python") from error
+    tree, using = _parsed(code), _parsed(tests)
     defined: set[str] = set()
     used = {node.id for node in ast.walk(using) if isinstance(node, ast.Name)}
     imports = ""
@@ -416,6 +414,13 @@ def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _lcb_v2(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem of LiveCodeBench's release_v2: its contest was from May 2023 to May 2024."""
+    if not "2023-05" <= str(row["contest_date"])[:7] <= "2024-05":
+        raise DoesNotFitError("of a contest outside release_v2 (May 2023 to May 2024)")
+    return _lcb(row)
+
+
 def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
     (problem,) = row["turns"]
     common = {"id": row["question_id"], "problem": problem}
@@ -430,28 +435,24 @@ def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
         return {**common, "kind": "math", "answer": answer}
     if row["category"] != "coding":
         raise DoesNotFitError(f"category {row['category']}: only math and coding have verifiers")
-    original = (
-        row["original_json"]
-        if isinstance(row["original_json"], dict)
-        else json.loads(row["original_json"])
-    )
+    if not row.get("public_test_cases"):
+        raise DoesNotFitError(f"task {row.get('task')}: its tests are unittest programs")
+    original = row["original_json"]
+    original = original if isinstance(original, dict) else json.loads(original)
     metadata = original.get("metadata") or "{}"
-    fields = {
-        **original,
-        "question_id": row["question_id"],
-        "metadata": metadata if isinstance(metadata, str) else json.dumps(metadata),
-        **{
-            name: row[name] for name in ("public_test_cases", "private_test_cases") if row.get(name)
-        },
-    }
-    partial = row.get("partial_solution") or ""
-    judged = _lcb(fields)
+    judged = _lcb(
+        {
+            **original,
+            "question_id": row["question_id"],
+            "metadata": metadata if isinstance(metadata, str) else json.dumps(metadata),
+            "public_test_cases": row["public_test_cases"],
+            "private_test_cases": row["private_test_cases"],
+        }
+    )
     spec = json.loads(judged["spec"])
-    return {
-        **judged,
-        **common,
-        "spec": json.dumps({**spec, "prefix": partial}) if partial else judged["spec"],
-    }
+    if partial := row.get("partial_solution"):
+        spec["prefix"] = partial if partial.endswith("\n") else partial + "\n"
+    return {**judged, **common, "spec": json.dumps(spec)}
 
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -536,36 +537,94 @@ def _codecontests(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """KodCode's tests are functions test_*, importing from `solution`; each becomes one test."""
-    if "pytest" in row["test"]:
-        raise DoesNotFitError("the tests need pytest")
-    lines = [
-        line
-        for line in row["test"].split("\n")
-        if not re.match(r"\s*from\s+solution\s+import|\s*import\s+solution", line)
-    ]
-    names = [
-        name
-        for match in re.findall(r"from\s+solution\s+import\s+([\w, ]+)", row["test"])
-        for name in re.split(r"\s*,\s*", match.strip())
-    ]
-    calls = re.findall(r"^def\s+(test_\w+)\s*\(\s*\)", row["test"], re.MULTILINE)
-    if not names or not calls:
-        raise DoesNotFitError("no imported names, or no test functions without arguments")
+    """KodCode's tests are a pytest file that imports from `solution`; each of its functions test_*
+    becomes one test. A sandbox has the standard library only, and a small stand-in of pytest."""
+    solution = row["solution"]
+    trees = [_parsed(solution), _parsed(row["test"])]
+    foreign = imported_packages(trees) - sys.stdlib_module_names - {"solution", "pytest"}
+    if foreign:
+        raise DoesNotFitError(f"needs the package {sorted(foreign)[0]}")
+    if unknown := _pytest_names(trees[1]) - {"raises", "approx", "mark.parametrize"}:
+        raise DoesNotFitError(f"the tests need pytest.{sorted(unknown)[0]}")
+    body = [node for node in trees[1].body if not _imports_solution(node)]
+    setup = "\n".join(ast.unparse(node) for node in body)
+    calls = [node for node in body if isinstance(node, ast.FunctionDef) and _is_test(node)]
+    if not calls:
+        raise DoesNotFitError("no test functions that can be called without fixtures")
+    names, _ = provided_names(solution, setup)
     spec = _spec(
         style="assert",
-        setup="\n".join(lines),
+        setup=setup,
         provides=names,
-        tests=[f"{call}()" for call in calls],
+        tests=[f"{call.name}()" for call in calls],
         reward="fraction",
     )
+    problem = row["question"].strip()
+    for function in row.get("test_info") or []:
+        declaration = str(function.get("function_declaration") or "").strip()
+        if declaration and declaration not in problem:
+            problem += f"\nThe function's declaration is: {declaration}"
     return {
         "kind": "code",
         "id": row.get("question_id"),
-        "problem": row["question"],
+        "problem": problem,
         "spec": spec,
-        "solution": row.get("solution") or "",
+        "solution": solution,
     }
+
+
+def _parsed(text: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():  # about escapes in other people's strings
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise DoesNotFitError("the reference program or its tests are not Python") from error
+
+
+def imported_packages(trees: Iterable[ast.Module]) -> set[str]:
+    """The first parts of the names of all modules that programs import, at whatever place."""
+    names: set[str] = set()
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.split(".")[0])
+    return names
+
+
+def _pytest_names(tree: ast.Module) -> set[str]:
+    """What a test file uses of pytest: "raises", "mark.parametrize", ..."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "pytest":
+            names |= {alias.name for alias in node.names}
+        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if text.startswith("pytest."):
+            parts = text.split(".")
+            names.add(".".join(parts[1:3]) if parts[1] == "mark" else parts[1])
+    return names - {"mark"}  # stands inside its own attribute
+
+
+def _imports_solution(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import) and any(alias.name == "solution" for alias in node.names):
+        raise DoesNotFitError("the tests import solution as a module")
+    if not isinstance(node, ast.ImportFrom) or node.module != "solution":
+        return False
+    if any(alias.asname not in (None, alias.name) for alias in node.names):
+        raise DoesNotFitError("the tests rename what they import from solution")
+    return True
+
+
+def _is_test(function: ast.FunctionDef) -> bool:
+    """Whether a function is a test that can be called without arguments."""
+    if not function.name.startswith("test"):
+        return False
+    marked = any("parametrize" in ast.unparse(mark) for mark in function.decorator_list)
+    if function.args.args and not marked:
+        raise DoesNotFitError("a test needs a fixture")
+    return True
 
 
 # Puzzles
@@ -658,7 +717,7 @@ BENCHMARKS = {
         Benchmark(
             "livecodebench-v2",
             "test",
-            _lcb,
+            _lcb_v2,
             PLAIN,
             "livecodebench/code_generation_lite, release_v2",
             "CC (problems: their platforms)",
@@ -795,6 +854,16 @@ BENCHMARKS = {
             "CC-BY-NC-4.0",
             None,
             (Hub("KodCode/KodCode-V1", "train"),),
+        ),
+        Benchmark(
+            "kodcode-light-rl",
+            "train",
+            _kodcode,
+            FUNCTION,
+            "KodCode/KodCode-Light-RL-10K",
+            "CC-BY-NC-4.0",
+            None,
+            (Hub("KodCode/KodCode-Light-RL-10K", "train"),),
         ),
     )
 }

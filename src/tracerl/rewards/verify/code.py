@@ -86,19 +86,16 @@ def code_tests(spec: str) -> CodeTests:
 
 def extract_program(response: str, prefix: str, entry_point: str) -> str:
     """The last fenced block of the response's final part, else all of it; after `prefix` if it does
-    not define the entry point itself."""
+    not define the entry point itself, or, where there is none, does not begin with the prefix."""
     text = final_part(response)[0].strip("\n")
     blocks = _fenced(text)
     program = blocks[-1] if blocks else text
-    defines = (
-        re.search(
-            rf"^(?:async\s+)?(?:def|class)\s+{re.escape(entry_point.split('.')[0])}\b",
-            program,
-            re.MULTILINE,
-        )
-        if entry_point
-        else True
-    )
+    if entry_point:
+        name = re.escape(entry_point.split(".")[0])
+        pattern = rf"^(?:async\s+)?(?:def|class)\s+{name}\b"
+        defines = re.search(pattern, program, re.MULTILINE) is not None
+    else:
+        defines = program.startswith(prefix.strip())
     return program if defines or not prefix else prefix + program
 
 
