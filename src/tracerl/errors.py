@@ -42,3 +42,7 @@ class CheckpointError(TracerlError):
 
 class TrainingError(TracerlError):
     """Training cannot go on: non-finite numbers, or nothing to learn from."""
+
+
+class NonFiniteError(TracerlError):
+    """A model computed NaN or infinity where tokens are decided."""

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests.tiny import tiny_sampler
-from tracerl.errors import CheckpointError, DataError
+from tracerl.errors import CheckpointError, DataError, NonFiniteError
 from tracerl.models.baselines import copy_baseline, is_baseline, load_baseline, load_policy
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
 from tracerl.models.tokenizer import character_tokenizer
@@ -187,4 +187,37 @@ def test_what_does_not_fit_is_told(directory, tmp_path):
         load_policy(tmp_path, CPU)
     weights.rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError):
+        load_policy(tmp_path, CPU)
+
+
+def test_numbers_that_are_not_finite_are_an_error_in_the_directory_and_while_sampling(
+    directory, tmp_path
+):
+    copy_baseline(directory, tmp_path)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=name):
+        load_baseline(tmp_path, CPU)
+    model, tokenizer = load_baseline(directory, CPU)
+    with torch.no_grad():
+        model.get_parameter(name)[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="token 1") as raised:
+        sample_autoregressive(model, tokenizer.end_ids, requests([3, 5]), tiny_sampler())
+    assert name in str(raised.value)
+
+
+def test_a_baseline_with_a_mask_token_is_a_diffusion_model_that_is_not_supported(
+    directory, tmp_path
+):
+    copy_baseline(directory, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "mask_token": "<mask>"}))
+    with pytest.raises(CheckpointError, match="mask token"):
+        load_policy(tmp_path, CPU)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    kept = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**kept, "quantization_config": {"bits": 4}}))
+    with pytest.raises(CheckpointError, match="bits"):
         load_policy(tmp_path, CPU)

@@ -17,6 +17,7 @@ from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import device_of, load_checkpoint
 from tracerl.models.directory import checked_path, has_file
 from tracerl.models.families import AUTOREGRESSIVE
+from tracerl.models.finite import first_nonfinite_weight
 from tracerl.models.policy import Policy
 from tracerl.models.published_config import is_autoregressive, read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
@@ -99,6 +100,15 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     }
     if wrong:
         raise CheckpointError("tensors do not fit the config", where=str(directory), got=wrong)
+    weight = first_nonfinite_weight(model)
+    if weight is not None:
+        raise CheckpointError(
+            "a tensor holds numbers that are not finite",
+            where=str(directory),
+            got=weight,
+            wanted="finite numbers",
+            do="copy or download the files again",
+        )
     return model.eval().to(device_of(compute)), tokenizer
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracerl.errors import DataError
+from tracerl.errors import DataError, NonFiniteError
 from tracerl.models.baselines import pad_left
+from tracerl.models.finite import first_nonfinite_weight, weights_error
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
@@ -90,7 +91,12 @@ def _sample_batch(
             drawn.filtered_logprobs.float(),
         )
         ended |= torch.isin(drawn.tokens, ends)
-        if bool(ended.all()):
+        nonfinite = drawn.logprobs.isnan()
+        all_ended, any_nonfinite = torch.stack([ended.all(), nonfinite.any()]).tolist()
+        if any_nonfinite:
+            row = int(nonfinite.nonzero()[0])
+            raise _nonfinite_error(model, f"row {row} of the batch, token {step + 1}")
+        if all_ended:
             break
         ids, positions = drawn.tokens.unsqueeze(1), positions[:, -1:] + 1
         seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
@@ -102,6 +108,19 @@ def _sample_batch(
         )
         for row in range(rows)
     ]
+
+
+def _nonfinite_error(model: "PreTrainedModel", where: str) -> NonFiniteError:
+    weight = first_nonfinite_weight(model)
+    if weight is not None:
+        return weights_error(weight, where)
+    return NonFiniteError(
+        "the model's logits are not finite",
+        where=where,
+        got=f"{model.dtype}; all weights are finite",
+        wanted="finite numbers",
+        do="set compute.dtype to bfloat16 or float32 if it is float16",
+    )
 
 
 def _trajectory(

@@ -31,10 +31,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tracerl.errors import DataError
 from tracerl.models.families import Attention
+from tracerl.models.finite import nonfinite_error
+from tracerl.models.masks import Layout, attention_blocks
 from tracerl.models.policy import Policy
 from tracerl.sampling.drawing import Drawn, draw, guided
 from tracerl.sampling.passes import Passes, sent
@@ -75,7 +78,8 @@ def sample(
 
     `on_done` is told how many rows have just finished, `on_commit` what a step has committed.
     Raises DataError for an empty prompt, an id outside the vocabulary, a cache or an order module
-    that the model cannot have, or a cache that is too small for the longest request.
+    that the model cannot have, or a cache that is too small for the longest request, and
+    NonFiniteError at the first logits that are not finite.
     """
     _check(model, requests, settings)
     engine = _Engine(model, end_ids, requests, settings)
@@ -238,7 +242,27 @@ class _Engine:
         if self.settings.remasking == "plackett_luce":
             fields += order_logprobs(drawn.order_scores, values, masked)
         tokens, *others = self._read(torch.stack([field.double() for field in fields]))
+        self._check_finite(others[0], live)
         return Decided(tokens.astype(np.int64), *others)
+
+    def _check_finite(self, logprobs: npt.NDArray[np.float64], live: Live) -> None:
+        """Raises NonFiniteError, naming request, step and layer, if the logits of a masked position
+        were not finite: then its log-probability is NaN."""
+        wrong = np.isnan(logprobs) & live.masked
+        if not wrong.any():
+            return
+        slots, (row, column) = self.slots, np.argwhere(wrong)[0]
+        block_size = self.settings.block_size
+        [positions] = self._sent(np.arange(int(slots.end[row]))[None])
+        blocks = attention_blocks(positions, block_size, self.model.family.attention)
+        [ids] = self._sent(slots.canvas[row, : int(slots.end[row])][None])
+        raise nonfinite_error(
+            self.model,
+            f"request {slots.request[row]}, step {slots.num_steps[row] + 1}, "
+            f"position {live.positions[row, column]}",
+            ids,
+            Layout(positions, blocks, torch.zeros_like(positions)),
+        )
 
     def _values(self, drawn: Drawn, live: Live) -> torch.Tensor:
         """What positions are chosen by: how sure the model is of each, or its order score with

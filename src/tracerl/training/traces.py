@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tracerl import distributed
+from tracerl.models.finite import nonfinite_error
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.likelihood import predicted_logits
@@ -82,7 +83,8 @@ def preferred_order(
     step_tokens: int,
 ) -> list[Trajectory]:
     """The trajectories with a `step_map` of steps of `step_tokens` tokens, never across the
-    sampler's blocks of `block_size`."""
+    sampler's blocks of `block_size`. Raises NonFiniteError at the first logits that are not finite.
+    """
     blocks = [sampling_blocks(t, model.family, block_size) for t in trajectories]
     selection = [np.zeros(len(b), dtype=np.int64) for b in blocks]
     round_number = 0
@@ -93,6 +95,14 @@ def preferred_order(
             trajectories, plans, block_size, model.family, model.architecture.mask_id
         )
         confidence = predicted_logits(model, views).softmax(-1).max(-1).values.cpu().numpy()
+        if np.isnan(confidence).any():
+            first = int(views.source[int(np.isnan(confidence).argmax())])
+            raise nonfinite_error(
+                model,
+                f"preferred order of response {first} of the batch, selection {round_number}",
+                views.input_ids.to(model.device),
+                views.layout.to(model.device),
+            )
         for i, (chosen, block) in enumerate(zip(selection, blocks, strict=True)):
             here = (views.source == i).numpy()
             tokens = views.token.numpy()[here]
