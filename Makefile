@@ -41,7 +41,7 @@ setup: .venv/.stamp  ## create .venv and install the locked packages; does nothi
 	@touch $@
 
 repro: setup  ## rerun what changed of the whole chain, then print the result table and the report's path
-	dvc repro
+	@python -m flows.repro
 	@.venv/bin/tracerl summary
 
 replicate: setup  ## the papers' claims on small models, some hours on two cores (a look in minutes: make replicate FAST=1)

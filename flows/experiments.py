@@ -35,7 +35,7 @@ from pydantic import Field
 from flows import artifacts, comparison, process
 from flows.output import Output
 from flows.pipeline import RETRY_SECONDS, MaxParallel, Retries, run_name
-from flows.workspace import held, override_params, read_plan
+from flows.workspace import flow_lock, override_params, read_plan
 from tracerl.errors import TracerlError
 
 Grid = Annotated[dict[str, list[Any]], Field(min_length=1)]
@@ -63,8 +63,8 @@ def experiments(
         retries: How often a failed experiment is tried again. It goes on from its last saved work.
     """
     root, logger = Path.cwd(), get_run_logger()
-    process.start_afresh()
-    with held(root, run_name(), logger.info, "experiments"):
+    process.reset_stop()
+    with flow_lock(root, run_name(), logger.info, "experiments"):
         baseline = git(root, "rev-parse", "HEAD").strip()
         if changed := git(root, "status", "--porcelain", "--untracked-files=no"):
             logger.warning(

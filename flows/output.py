@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import artifacts, process
-from flows.workspace import Patience
+from flows.workspace import WaitNotifier
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -38,7 +38,7 @@ LOUD = re.compile(
 def run_unlocked(command: list[str], root: Path, log: Path, output: "Output") -> int:
     """Runs DVC, again and again while another DVC process has this stage's files: `--wait-for-lock`
     covers its other locks only."""
-    waits = Patience(output.say)
+    waits = WaitNotifier(output.say)
     while True:
         code = process.run(command, root, log, output)
         if not code or not output.locked or process.stopping():

@@ -12,10 +12,11 @@ schedules, retries, limits, logs, artifacts and a button that stops it all.
 # No `from __future__ import annotations`: Prefect makes the form of the parameters from the real
 # annotations.
 import argparse
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,8 +29,17 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from flows import artifacts, process
+from flows.lockfile import safe_lock
 from flows.output import MEANING, Output, run_unlocked
-from flows.workspace import Stage, held, override_params, read_plan, wait_for_plain_dvc
+from flows.workspace import (
+    Stage,
+    flow_lock,
+    override_params,
+    read_plan,
+    restore_params,
+    wait_for_plain_dvc,
+    write_overrides,
+)
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -53,17 +63,19 @@ def pipeline(
     Args:
         targets: Stages (rl@short) or groups of stages (evaluate) to bring up to date, with what
         they need; all if empty.
-        overrides: Params to change in params.yaml before the run, for example
-        {"rl.short.iterations": 20}.
+        overrides: Params to change in params.yaml for this run, for example
+        {"rl.short.iterations": 20}. Afterwards the file is as before.
         force: Run the targets, or all stages, even if nothing changed.
         max_parallel: How many independent stages run at the same time.
         retries: How often a failed stage is tried again. It goes on from its last saved work.
     """
     root, logger = Path.cwd(), get_run_logger()
-    process.start_afresh()
-    with held(root, run_name(), logger.info):
-        if overrides:
-            change_params(root, overrides, logger)
+    process.reset_stop()
+    with (
+        flow_lock(root, run_name(), logger.info),
+        safe_lock(root, logger.warning),
+        params_with(root, overrides, logger),
+    ):
         plan = read_plan(root, targets)
         logs = root / "logs" / run_name()
         states: dict[str, State[Any]] = {}
@@ -142,15 +154,24 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
     )
 
 
-def change_params(root: Path, overrides: Mapping[str, Any], logger: Logger) -> None:
-    """Writes the overrides into params.yaml, where DVC sees them, and shows them."""
-    path, aside = root / "params.yaml", root / "params.yaml.tmp"
-    override_params(path.read_text(), overrides)  # a mistake shows before any waiting
+@contextlib.contextmanager
+def params_with(root: Path, overrides: Mapping[str, Any], logger: Logger) -> Iterator[None]:
+    """While it is open, params.yaml has the overrides, where DVC sees them; then it is as before,
+    with what was edited meanwhile."""
+    restore_params(root, logger.warning)
+    if not overrides:
+        yield
+        return
+    # A mistake shows before any waiting.
+    override_params((root / "params.yaml").read_text(), overrides)
     wait_for_plain_dvc(root, logger.info)
-    aside.write_text(override_params(path.read_text(), overrides))
-    aside.replace(path)
+    write_overrides(root, overrides)
     rows = [{"param": key, "value": repr(value)} for key, value in overrides.items()]
-    artifacts.publish_table("overrides", rows, "Params that this run changed in params.yaml")
+    artifacts.publish_table("overrides", rows, "Params that this run changes, for this run only")
+    try:
+        yield
+    finally:
+        restore_params(root, logger.warning)
 
 
 def show_results(

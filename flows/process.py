@@ -33,7 +33,7 @@ def run(command: Sequence[str], folder: Path, log: Path, on_line: Callable[[str]
         guard = subprocess.Popen(
             [sys.executable, str(GUARD), *command],
             cwd=folder,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -59,7 +59,7 @@ def stop_all() -> None:
         _close(guard)
 
 
-def start_afresh() -> None:
+def reset_stop() -> None:
     """Allows commands again after stop_all: a new run in the same process."""
     _stopping.clear()
 
@@ -75,7 +75,8 @@ def dvc(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """That of a DVC process."""
     # `python` in dvc.yaml must be this one, and its lines must come when they are printed.
     return {
         **os.environ,

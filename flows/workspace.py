@@ -8,6 +8,7 @@ import graphlib
 import io
 import json
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from typing import Any
 
 import psutil
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
+from tracerl.disk import write_text
 from tracerl.errors import ParamsError, TracerlError
 from tracerl.settings.params import parse_params
 
@@ -131,9 +134,59 @@ def override_params(text: str, overrides: Mapping[str, Any], where: str = "param
     resolved = io.StringIO()
     yaml.dump(wanted, resolved)
     return (
-        "# Written by a flow run with overrides: anchors are resolved and comments lost; git has the original.\n"
+        "# Params of one flow run with overrides; afterwards the file is as before, with its comments.\n"
         + resolved.getvalue()
     )
+
+
+def write_overrides(root: Path, overrides: Mapping[str, Any]) -> None:
+    """Writes overrides into params.yaml until `restore_params`. Raises ParamsError."""
+    params = root / "params.yaml"
+    original = params.read_text()
+    text = override_params(original, overrides)
+    folder = _override_folder(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "original.yaml", original)
+    write_text(folder / "overridden.yaml", text)
+    write_text(params, text)
+
+
+def restore_params(root: Path, say: Callable[[str], None]) -> None:
+    """Takes overrides of a flow run back out of params.yaml, also those of a run that was killed.
+
+    What was edited meanwhile stays; where an edit and an override meet, the edit does.
+    """
+    params = root / "params.yaml"
+    folder = _override_folder(root)
+    original, overridden = folder / "original.yaml", folder / "overridden.yaml"
+    if not (original.is_file() and overridden.is_file()):
+        return
+    if params.read_text() == overridden.read_text():
+        write_text(params, original.read_text())
+    else:
+        names = [str(params), str(overridden), str(original)]
+        command = ["git", "merge-file", "--stdout", "--ours", *names]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or _is_broken(done.stdout):
+            say(f"params.yaml was edited during a run with overrides; before it was {original}")
+            return
+        write_text(params, done.stdout)
+        say("params.yaml was edited during a run with overrides: the edits stay, the overrides go")
+    overridden.unlink()
+    original.unlink()
+
+
+def _is_broken(text: str) -> bool:
+    """Whether a params file is no YAML."""
+    try:
+        _plain(text)
+    except YAMLError:
+        return True
+    return False
+
+
+def _override_folder(root: Path) -> Path:
+    return root / ".dvc" / "tmp" / "overrides"
 
 
 def _plain(text: str) -> Any:
@@ -165,7 +218,9 @@ def _assign(tree: Any, key: str, value: Any, where: str) -> None:
 
 
 @contextlib.contextmanager
-def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -> Iterator[None]:
+def flow_lock(
+    root: Path, who: str, say: Callable[[str], None], what: str = "flow"
+) -> Iterator[None]:
     """One flow of a kind at a time in this folder: waits, saying for whom, until no other one holds
     it. The lock ends with the process."""
     path = root / ".dvc" / "tmp" / f"{what}.lock"
@@ -177,7 +232,7 @@ def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -
         )
     path.parent.mkdir(exist_ok=True)
     with path.open("a+") as file:
-        waits = Patience(say)
+        waits = WaitNotifier(say)
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +249,7 @@ def held(root: Path, who: str, say: Callable[[str], None], what: str = "flow") -
 def wait_for_plain_dvc(root: Path, say: Callable[[str], None]) -> None:
     """Waits until no `dvc repro` runs stages in this folder: it reads params.yaml as it goes, so
     that nobody may change it meanwhile."""
-    waits = Patience(say)
+    waits = WaitNotifier(say)
     while busy := _dvc_processes(root):
         waits.wait(
             f"another DVC process runs stages in this folder (process {', '.join(map(str, busy))})"
@@ -218,7 +273,7 @@ def _dvc_processes(root: Path) -> list[int]:
     return sorted({holder["pid"] for holder in holders if psutil.pid_exists(holder["pid"])})
 
 
-class Patience:
+class WaitNotifier:
     """Waiting that says for what it waits, at once and then every minute."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from flows import process
+from flows.lockfile import safe_lock
 from replication import plan as plans
 from replication.page import verdict_table
 from replication.plan import HERE, ROOT, World
@@ -92,9 +93,9 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
 def run_world(one: World, started: float) -> int:
     """Exit status. A cell that fails stops what needs it and nothing else."""
     folder = HERE / one.folder
-    return run(
-        ["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", say(one.name, started)
-    )
+    show = say(one.name, started)
+    with safe_lock(folder, show):
+        return run(["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", show)
 
 
 def run(arguments: list[str], folder: Path, log: Path, on_line: Callable[[str], None]) -> int:
@@ -110,7 +111,9 @@ def say(name: str, started: float) -> Callable[[str], None]:
         nonlocal last
         now = time.monotonic()
         loud = (
-            line.startswith(("Running stage", "ERROR", "error:", "stopped:", "Traceback"))
+            line.startswith(
+                ("Running stage", "ERROR", "error:", "stopped:", "Traceback", "dvc.lock")
+            )
             or "changed, skipping" in line
         )
         if loud or ("%|" in line and now - last > QUIET):

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
+import yaml
 
 from tests.flows.project import environment
 
@@ -66,6 +67,14 @@ class Served:
             path, {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         )
         return str(run["id"])
+
+    def start_after_edit(self, iterations: int) -> str:
+        """Writes rl.short.iterations into params.yaml, then asks for a run of the stage `slow`."""
+        path = self.folder / "params.yaml"
+        params = yaml.safe_load(path.read_text())
+        params["rl"]["short"]["iterations"] = iterations
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
+        return self.start(targets=["slow"])
 
     def state(self, run: str) -> Any:
         return self.get(f"/flow_runs/{run}")["state"]

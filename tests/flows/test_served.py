@@ -200,7 +200,9 @@ def test_a_failure_names_the_stage_keeps_its_metrics_and_spares_the_rest(
     served: Served, first_run: str
 ) -> None:
     (served.folder / "data" / "raw" / "break").touch()
+    before = (served.folder / "params.yaml").read_text()
     run, state = served.finished(targets=["after"], overrides={"seed": 2}, retries=1)
+    assert (served.folder / "params.yaml").read_text() == before, "a run has its own params"
     (served.folder / "data" / "raw" / "break").unlink()
     assert state["type"] == "FAILED"
     assert "Failed: fragile" in state["message"]
@@ -334,7 +336,7 @@ def is_right(served: Served, iterations: int) -> None:
 def test_a_cancel_in_the_ui_stops_the_tree_and_the_next_run_goes_on_from_there(
     served: Served, first_run: str
 ) -> None:
-    run = served.start(targets=["slow"], overrides={"rl.short.iterations": 31})
+    run = served.start_after_edit(31)
     slow_is_at(served, 31, 8)
     served.post(f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     started = time.monotonic()
@@ -366,7 +368,7 @@ def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_tu
 ) -> None:
     """SIGKILL for the flow, then at once another flow, a third that must wait for it, and a plain
     `dvc repro`."""
-    served.start(targets=["slow"], overrides={"rl.short.iterations": 33})
+    served.start_after_edit(33)
     slow_is_at(served, 33, 6)
     served.flow_process().kill()
     wait_for(lambda: not slow_processes(served.folder), "the orphaned stage to end", 15)
@@ -446,7 +448,7 @@ def test_schedules_changed_in_the_ui_survive_what_make_serve_does_when_it_starts
 
 
 def test_ctrl_c_stops_everything_and_dvc_alone_goes_on(served: Served, first_run: str) -> None:
-    served.start(targets=["slow"], overrides={"rl.short.iterations": 35})
+    served.start_after_edit(35)
     slow_is_at(served, 35, 6)
     tree = served.process_tree()
     served.process.send_signal(signal.SIGINT)

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from flows.workspace import held, override_params, read_plan, wait_for_plain_dvc
+from flows.workspace import (
+    flow_lock,
+    override_params,
+    read_plan,
+    restore_params,
+    wait_for_plain_dvc,
+    write_overrides,
+)
 from tests.flows.project import NUM_WIDE, make_project
 from tests.tiny_run import ROOT
 from tracerl.errors import ParamsError, TracerlError
@@ -127,16 +134,64 @@ def test_a_wrong_override_is_an_error_that_names_it(
         override_params(SHIPPED, overrides)
 
 
+def ignore(_: str) -> None:
+    """Takes a message."""
+
+
+@pytest.fixture
+def shipped(tmp_path: Path) -> Path:
+    """A folder with the shipped params file."""
+    (tmp_path / "params.yaml").write_text(SHIPPED)
+    return tmp_path
+
+
+def test_overrides_are_for_one_run(shipped: Path) -> None:
+    write_overrides(shipped, {"seed": 7})
+    assert "seed: 7" in (shipped / "params.yaml").read_text()
+    said: list[str] = []
+    restore_params(shipped, said.append)
+    assert (shipped / "params.yaml").read_text() == SHIPPED
+    restore_params(shipped, said.append)
+    assert (shipped / "params.yaml").read_text() == SHIPPED
+    assert said == []
+
+
+def test_what_is_edited_during_a_run_with_overrides_stays(shipped: Path) -> None:
+    params = shipped / "params.yaml"
+    write_overrides(shipped, {"seed": 7})
+    params.write_text(params.read_text().replace("drift: 0.5", "drift: 0.25"))
+    said: list[str] = []
+    restore_params(shipped, said.append)
+    assert params.read_text() == SHIPPED.replace("drift: 0.5", "drift: 0.25")
+    assert len(said) == 1
+    assert "the edits stay, the overrides go" in said[0]
+
+
+def test_an_edit_of_an_overridden_key_wins(shipped: Path) -> None:
+    params = shipped / "params.yaml"
+    write_overrides(shipped, {"seed": 7})
+    params.write_text(params.read_text().replace("seed: 7", "seed: 8"))
+    restore_params(shipped, ignore)
+    assert params.read_text() == SHIPPED.replace("seed: 1", "seed: 8", 1)
+
+
+def test_a_wrong_override_leaves_the_file_alone(shipped: Path) -> None:
+    with pytest.raises(ParamsError):
+        write_overrides(shipped, {"seed": -1})
+    assert (shipped / "params.yaml").read_text() == SHIPPED
+    assert not (shipped / ".dvc").exists()
+
+
 def test_a_second_flow_in_a_folder_waits_for_the_first(project: Path) -> None:
     order, said = list[str](), list[str]()
     entered = threading.Event()
 
     def second() -> None:
-        with held(project, "second", said.append):
+        with flow_lock(project, "second", said.append):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with held(project, "first-run", said.append):
+    with flow_lock(project, "first-run", said.append):
         thread.start()
         entered.wait(1.5)
         order.append("first")
@@ -148,7 +203,7 @@ def test_a_second_flow_in_a_folder_waits_for_the_first(project: Path) -> None:
 
 
 def test_a_folder_without_dvc_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(TracerlError, match="not a DVC project"), held(tmp_path, "x", print):
+    with pytest.raises(TracerlError, match="not a DVC project"), flow_lock(tmp_path, "x", print):
         pass
 
 
