@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tracerl.disk import write_json, write_text
+from tracerl.errors import DataError
 from tracerl.training.scratch import Workspace
 
 
@@ -232,3 +233,62 @@ def test_json_has_a_fixed_order_and_an_end(tmp_path):
         tmp_path / "new" / "metrics.json"
     ).read_text() == '{\n  "a": [\n    0.1\n  ],\n  "b": 1\n}\n'
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["metrics.json"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2)])
+def test_tensors_of_every_dtype_and_shape_come_back(dtype, shape, tmp_path):
+    space = Workspace(tmp_path / "scratch")
+    tensor = torch.ones(shape).to(dtype)
+    space.save({"t": tensor}, {"step": 1, "text": "π"})
+    loaded = space.load()
+    assert loaded is not None
+    assert loaded[1] == {"step": 1, "text": "π"}
+    assert torch.equal(loaded[0]["t"], tensor)
+    assert loaded[0]["t"].dtype == dtype
+
+
+def test_a_state_with_any_one_bit_changed_is_refused(tmp_path):
+    """Every byte of the file, one bit each: nothing resumes to other weights, and what is wrong is
+    told with the way out."""
+    space = Workspace(tmp_path / "scratch")
+    space.save({"w": torch.arange(8.0)}, {"step": 3})
+    path = tmp_path / "scratch" / "state.safetensors"
+    sound = path.read_bytes()
+    for place in range(len(sound)):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(bytes(damaged))
+        message = ""
+        loaded = None
+        try:
+            loaded = space.load()
+        except DataError as error:
+            message = str(error)
+        if loaded is None:
+            assert "the saved state is damaged" in message
+            assert str(path) in message
+            assert "delete this file" in message
+        else:  # white space that pads the header, or the name of a key that nothing reads
+            assert loaded[1] == {"step": 3}
+            assert torch.equal(loaded[0]["w"], torch.arange(8.0))
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, -1])
+def test_a_truncated_state_is_refused(length, tmp_path):
+    space = Workspace(tmp_path / "scratch")
+    space.save({"w": torch.arange(8.0)}, {"step": 3})
+    path = tmp_path / "scratch" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(DataError, match="the saved state is damaged"):
+        space.load()
+
+
+def test_a_state_without_a_checksum_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    space = Workspace(tmp_path / "scratch")
+    for metadata in (None, {"progress": "{}"}):
+        save_file({"w": torch.zeros(1)}, tmp_path / "scratch" / "state.safetensors", metadata)
+        with pytest.raises(DataError, match="the saved state is damaged"):
+            space.load()

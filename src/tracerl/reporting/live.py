@@ -41,7 +41,7 @@ def _progress(path: Path) -> dict[str, Any] | None:
     """What a stage saved beside its tensors; None if it has just replaced or removed the file."""
     try:
         with safe_open(path, framework="numpy") as file:
-            progress: dict[str, Any] = json.loads(file.metadata()["progress"])
-            return progress
-    except (OSError, SafetensorError):
+            progress = json.loads((file.metadata() or {}).get("progress", "null"))
+            return progress if isinstance(progress, dict) else None
+    except (OSError, SafetensorError, ValueError):
         return None

@@ -170,7 +170,8 @@ class Collector:
             wanted=f"at least min_groups = {settings.min_groups} with a pass rate inside "
             f"{settings.pass_rate}",
             do="use easier or harder tasks, a larger group_size or a higher max_sampled_groups; "
-            "every rollout so far is kept",
+            f"the rollouts so far lie in {self.folder}, and `tracerl sql` and `tracerl trace` show "
+            "them, marked unfinished",
         )
 
     def _store(self, name: str, table: pa.Table) -> None:

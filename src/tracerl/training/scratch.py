@@ -9,6 +9,7 @@ leaves a scratch directory from which the same command publishes again at once.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -60,7 +61,8 @@ class Workspace:
         from safetensors.torch import save_file
 
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        metadata = {"progress": json.dumps(progress)}
+        text = json.dumps(progress)
+        metadata = {"progress": text, "sha256": _state_sha256(contiguous, text)}
         what = "the state could not be saved; the one before it is untouched"
         with atomic_file(self.directory / _STATE, what) as aside:
             try:
@@ -69,15 +71,20 @@ class Workspace:
                 raise OSError(str(error)) from error
 
     def load(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
-        """Tensors and progress of the last save, or None at the start."""
+        """Tensors and progress of the last save, or None at the start. Raises DataError if the file
+        is not what was saved, down to a bit."""
         path = self.directory / _STATE
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return tensors, json.loads(file.metadata()["progress"])
-        except SafetensorError as error:
+                metadata = file.metadata() or {}
+            text = metadata.get("progress", "")
+            if metadata.get("sha256") != _state_sha256(tensors, text):
+                raise ValueError("its SHA-256 is not the one that was saved with it")
+            return tensors, json.loads(text)
+        except (SafetensorError, ValueError, OSError, RecursionError) as error:
             raise DataError(
                 "the saved state is damaged",
                 where=str(path),
@@ -101,6 +108,18 @@ class Workspace:
         doomed = self.directory.with_name(self.directory.name + ".tmp")
         os.replace(self.directory, doomed)  # in one moment, so that no rerun finds half of it
         shutil.rmtree(doomed)
+
+
+def _state_sha256(tensors: Mapping[str, torch.Tensor], progress: str) -> str:
+    """SHA-256 of a state: names, dtypes, shapes and bytes of its tensors, and its progress."""
+    import torch
+
+    digest = hashlib.sha256(progress.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _swap(aside: Path, target: Path) -> None:
