@@ -52,6 +52,7 @@ def same_expression(gold: str, answer: str) -> Equivalence:
         return "equal"
     if not (isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr)):
         return "undecided"
+    ours, theirs = _with_real_letters(ours), _with_real_letters(theirs)
     if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (ours, theirs)):
         finite = any(value.is_finite for value in (ours, theirs))
         opposite = {ours, theirs} == {sympy.oo, -sympy.oo}
@@ -59,6 +60,12 @@ def same_expression(gold: str, answer: str) -> Equivalence:
     if _differs_somewhere(ours, theirs):
         return "different"
     return "equal" if _is_zero(ours - theirs) else "undecided"
+
+
+def _with_real_letters(value: Any) -> Any:
+    """Letters stand for real numbers: then \\sqrt{x^2} is |x|."""
+    letters = {symbol: sympy.Symbol(symbol.name, real=True) for symbol in value.free_symbols}
+    return value.xreplace(letters).doit()
 
 
 _PROOFS: tuple[Callable[[Any], Any], ...] = (
@@ -264,11 +271,13 @@ _EXPLOSIVE = re.compile(
     r"|\\binom\s*\{\s*\d{5,}|\\binom\s*\{\s*\d+\s*\^"
 )
 _DECIMAL = re.compile(r"(?<![\w.])(\d+\.\d*|\.\d+)(?![\d.])")
+_SCIENTIFIC = re.compile(r"(?<![\w.}])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])", re.ASCII)
 _REPEATING_START = re.compile(r"\d*\.\d*(?=\\overline|\\dot|\(\d+\))")
 _ANGLE = re.compile(
-    r"(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\\[a-z]+|[A-Za-z])\^\{?\s*\\circ\s*\}?"
+    r"(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\}|\([^()]*\)|\\[a-z]+|[A-Za-z])\^(?:\{\s*\\circ\s*\}|\\circ)"
 )
 _MIXED = re.compile(r"(?<![\w.}^])(\d+)\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}")
+_MIXED_SLASH = re.compile(r"(?<![\w.}^])(\d+) (\d+)/(\d+)(?![\w.])", re.ASCII)
 _COMBINATION = re.compile(
     r"(?:\{\})?(?:_\{?(\d+)\}?|\^\{?(\d+)\}?)\\?(?:text\{)?C\}?_\{?(\d+)\}?|(?<![\w)])C\((\d+),\s*(\d+)\)"
 )
@@ -280,12 +289,15 @@ def parse(text: str) -> Any:
     text = without_thousands(clean(text)).replace("**", "^").replace("%", "")
     if _EXPLOSIVE.search(text):
         raise NotReadableError("a number too large to be written down")
+    text = _MIXED_SLASH.sub(_mixed, text)
     if re.search(r"\d\s+\d", re.sub(r"\\frac\s*\d\s*\d|_\s*\d+", "", text)):
         raise NotReadableError("numbers without an operator between them")
+    text = _SCIENTIFIC.sub(_power_of_ten, text)
     text = _with_braces(_without_repeating(text))
     if re.search(r"\d\s*/\s*\d+\s*[A-Za-z\\(]", re.sub(r"\\cdot|\\times|\\div|\\pm", "*", text)):
         raise NotReadableError("1/2x may mean two things")
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
+    text = re.sub(r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln ", text)
     text = _COMBINATION.sub(_binomial, _MIXED.sub(_mixed, text))
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![\\A-Za-z])(sqrt)\s*\(([^()]*)\)", r"\\sqrt{\2}", text)
@@ -324,6 +336,10 @@ def _without_repeating(text: str) -> str:
             parts += [text[start : match.start()], _exact(found[0])]
             start = match.start() + found[1]
     return "".join([*parts, text[start:]])
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    return _exact(Fraction(match[1]) * Fraction(10) ** int(match[2]))
 
 
 def _mixed(match: re.Match[str]) -> str:

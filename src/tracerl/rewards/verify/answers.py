@@ -105,7 +105,7 @@ _LETTER = re.compile(
 )
 _LABEL = re.compile(
     r"(?:\\text\{)?\s*\((?P<round>[A-J])\)\s*\}?\s*(?P<rest>.+)"
-    r"|(?:\\text\{)?(?P<plain>[A-Ja-j])\s*[).:](?=\s|\}|$)\}?(?P<tail>.*)",
+    r"|(?:\\text\{)?(?P<plain>[A-Ja-j])\s*(?:\)|[.:](?=\s|\}|$))\}?(?P<tail>.*)",
     re.DOTALL,
 )
 
@@ -196,6 +196,10 @@ class _Comparison:
             verdict = self._same_across(first, second)
             if verdict is not None:
                 return verdict
+        may_be_computed = Expression | Group
+        for first, second in ((gold, answer), (answer, gold)):
+            if isinstance(first, Matrix | Ratio) and isinstance(second, may_be_computed):
+                return "undecided"
         return "different"
 
     def _same_across(self, first: Node, second: Node) -> Equivalence | None:
@@ -226,8 +230,6 @@ class _Comparison:
             case Clock(half=""), Ratio():
                 hours, minutes = divmod(first.minutes, 60)
                 return self._same_ratio((str(hours), str(minutes)), second.terms)
-            case Matrix() | Ratio(), Group() | Expression():
-                return "undecided"
         return None
 
     def _same_text(self, gold: str, answer: str) -> Equivalence:

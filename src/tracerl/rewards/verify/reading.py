@@ -232,7 +232,7 @@ def _read_constant(text: str, _: int) -> Node | None:
 
 
 _ENVIRONMENT = re.compile(
-    r"^(?P<factor>[^\\&,=]*(?:\\frac\{[^{}]*\}\{[^{}]*\})?(?:\\cdot)?)"
+    r"^(?P<factor>[^\\&,=(\[]*(?:\\frac\{[^{}]*\}\{[^{}]*\})?(?:\\cdot)?)"
     r"(?P<open>[(\[]?)\\begin\{(?P<name>[pbB]?(?:small)?matrix|array)\}(?:\{[lcr|]*\})?"
     r"(?P<body>.*)\\end\{(?P=name)\}[)\]]?(?P<transposed>\^\{?(?:T|\\top|\\intercal)\}?)?$",
     re.DOTALL,
@@ -521,10 +521,11 @@ def _read_ratio(text: str, depth: int) -> Node | None:
 
 
 _TEMPERATURE = re.compile(
-    r"^(?P<value>.+?)\^\{?\\circ\}?\s*(?:\\text\{)?\s*(?P<scale>[CFK])\s*\}?$", re.DOTALL
+    r"^(?P<value>.+?)\^(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\text\{)?\s*(?P<scale>[CFK])\s*\}?$",
+    re.DOTALL,
 )
 _DEGREE_SIGN = re.compile(
-    r"(?:\^\s*\{?\s*\\circ\s*\}?|\s*\\text\{\s*degrees?\s*\}|\s+degrees?)$", re.IGNORECASE
+    r"(?:\^(?:\{\s*\\circ\s*\}|\\circ)|\s*\\text\{\s*degrees?\s*\}|\s+degrees?)$", re.IGNORECASE
 )
 _PER_CENT = re.compile(
     r"(?:%|\s*\\text\{\s*(?:%|percent|per cent)\s*\}|\s+per ?cent)$", re.IGNORECASE

@@ -104,7 +104,7 @@ _TOKEN = re.compile(
     r"(?P<row>\\\\(?:\s*\[[\d. a-z-]{0,12}\])?)|\\(?P<command>[A-Za-z]+\*?)|(?P<sign>\\.|~)",
     re.DOTALL,
 )
-_THOUSANDS_SPACE = re.compile(r"(?<=\d)(?:\\,|\{,\})(?=\d{3}(?!\d))", re.ASCII)
+_THOUSANDS_SPACE = re.compile(r"(?<=\d)(?:\\,|\{\s*,\s*\}|,\s*\\!)\s*(?=\d{3}(?!\d))", re.ASCII)
 _CHOOSE = re.compile(r"\{([^{}]{1,40}?)\\choose(?![A-Za-z])([^{}]{1,40})\}")
 _WORD_GAP = re.compile(r"[A-Za-z0-9.][A-Za-z0-9.]", re.ASCII)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]|\.\d*,)", re.ASCII)
@@ -118,11 +118,15 @@ def clean(text: str) -> str:
     text = _TOKEN.sub(_spelled, _without_delimiters(text))
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = _without_gaps(text)
-    text = text if text.endswith("..") else text.rstrip().removesuffix(".").removesuffix(",")
-    text = text.strip()
+    text = _trimmed(text)
     while (inner := _sole_group(text)) is not None:
-        text = inner.strip()
+        text = _trimmed(inner)
     return text
+
+
+def _trimmed(text: str) -> str:
+    """Without the full stop or comma of the sentence around it."""
+    return text.strip() if text.endswith("...") else text.rstrip("., \n\t").strip()
 
 
 def thousands(text: str) -> list[tuple[int, int]]:
