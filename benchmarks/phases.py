@@ -47,7 +47,7 @@ STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
 ]
 PHASES = {
     "importing": [
-        "tracerl.training.trainer:adamw"
+        "tracerl.training.master_weights:adamw"
     ],  # torch's optimizers import its compiler when the first one is made
     "reading": [
         "stages.sft:worked_solutions",
@@ -73,7 +73,7 @@ PHASES = {
         "tracerl.training.traces:predicted_logits",
     ],
     "backward": ["torch:Tensor.backward"],
-    "optimizer": ["tracerl.training.trainer:Trainer._apply"],
+    "optimizer": ["tracerl.training.master_weights:MasterWeights.step"],
     "storing": [
         *(f"tracerl.training.scratch:Workspace.{name}" for name in ("save", "publish")),
         "tracerl.training.collect:Collector._store",

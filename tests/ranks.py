@@ -218,7 +218,7 @@ def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
         )
 
     plain = trainer(None)
-    plain.step([plain.parameters["0.weight"]], lambda weight: ((weight**2).sum(), {}))
+    plain.step([plain.model[0]], lambda layer: ((next(layer.parameters()) ** 2).sum(), {}))
     with patch.object(sharded, "KEPT_WHOLE", 0):
         going_on = trainer(Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False))
         going_on.load_state(plain.state())
@@ -226,6 +226,32 @@ def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
     return {f"plain.{k}": v.detach() for k, v in plain.state().items()} | {
         f"loaded.{k}": v.detach() for k, v in loaded.items()
     }
+
+
+ZEROS: list[Zero] = [0, 1, 2, 3]
+DRIFTS = [(zero, dtype) for zero in ZEROS for dtype in (torch.float32, torch.bfloat16)]
+DRIFT_STEPS = 50
+DRIFT_RATE = 1e-6
+
+
+def drift(zero: Zero, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The state of a trainer after steps of a constant gradient, from weights of one."""
+    settings = round_of(
+        "tracerl",
+        optimizer={**OPTIMIZER, "lr": DRIFT_RATE, "weight_decay": 0.0, "clip_norm": 1e9},
+    ).optimizer
+    model = torch.nn.Linear(3, 5).to(dtype)
+    torch.nn.init.ones_(model.weight)
+    torch.nn.init.ones_(model.bias)
+    with patch.object(sharded, "KEPT_WHOLE", 0):
+        launch = Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False)
+        trainer = Trainer(model, settings, DRIFT_STEPS, launch)
+    inputs = torch.ones(1, 3, dtype=dtype)
+    for _ in range(DRIFT_STEPS):
+        trainer.step([inputs], lambda x: (trainer.model(x).sum(), {}))
+    trainer.sync_model()
+    passes = {f"passes.{name}": p.detach().clone() for name, p in model.named_parameters()}
+    return {**{name: x.detach().clone() for name, x in trainer.state().items()}, **passes}
 
 
 def main(folder: Path) -> None:
@@ -249,6 +275,10 @@ def main(folder: Path) -> None:
                 {name: tensor.contiguous() for name, tensor in loaded.items()},
                 folder / f"half-reached-{zero}.safetensors",
             )
+    for zero, dtype in DRIFTS:
+        state = drift(zero, dtype)
+        if distributed.is_first():
+            save_file(state, folder / f"drift-{zero}-{dtype}.safetensors")
     every = distributed.all_gather(list(range(7))[distributed.rank_slice(7)])
     shares = [distributed.shard_padded(list(range(n))) for n in (1, 2, 5)]
     texts = distributed.all_gather([json.dumps([every, shares])])

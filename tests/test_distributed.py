@@ -20,7 +20,17 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.ranks import GROWN, HALVES, STOPPED, WORLDS, World, round_of_rl
+from tests.ranks import (
+    DRIFT_RATE,
+    DRIFT_STEPS,
+    DRIFTS,
+    GROWN,
+    HALVES,
+    STOPPED,
+    WORLDS,
+    World,
+    round_of_rl,
+)
 from tests.tiny_run import environment, run_stage, tiny_params, write_params
 from tracerl.store.files import read_rollouts
 
@@ -104,18 +114,17 @@ def test_what_one_process_left_two_ranks_finish_in_parts(alone, together, world)
 
 @pytest.mark.parametrize("world", HALVES)
 def test_in_half_precision_a_stopped_run_goes_on_bit_for_bit(together, world):
-    """Under ZeRO the wide weights are part of what is saved: the half ones would have lost the
-    small steps."""
+    """The float32 masters are part of what is saved: the half weights would have lost the small
+    steps."""
     ours, theirs = (
         load_file(together / name / "weights.safetensors") for name in (f"{world}-stopped", world)
     )
     assert {tensor.dtype for tensor in ours.values()} == {torch.bfloat16}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    if HALVES[world].zero:
-        saved = load_file(together / world / "state.safetensors")
-        wide = [tensor for name, tensor in saved.items() if name.startswith("model.")]
-        assert {tensor.dtype for tensor in wide} == {torch.float32}
-        assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in wide)
+    saved = load_file(together / world / "state.safetensors")
+    wide = [tensor for name, tensor in saved.items() if name.startswith(("model.", "value.model."))]
+    assert {tensor.dtype for tensor in wide} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in wide)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -132,6 +141,19 @@ def test_what_no_loss_had_reached_goes_on_in_parts_with_moments_of_zero(together
             tensor, found.get(f"plain.{name}", torch.zeros_like(tensor)), rtol=0, atol=0
         )
     assert any(tensor.any() for tensor in loaded.values())
+
+
+@pytest.mark.parametrize(("zero", "dtype"), DRIFTS, ids=str)
+def test_with_constant_gradients_k_steps_of_rate_r_move_the_master_by_k_r(together, zero, dtype):
+    state = load_file(together / f"drift-{zero}-{dtype}.safetensors")
+    for name in ("weight", "bias"):
+        master = state[f"model.{name}"]
+        assert master.dtype == torch.float32
+        moved = master.double() - 1.0
+        torch.testing.assert_close(
+            moved, torch.full_like(moved, -DRIFT_STEPS * DRIFT_RATE), rtol=0.05, atol=0
+        )
+        assert torch.equal(state[f"passes.{name}"], master.to(dtype))
 
 
 def test_every_thing_has_one_rank_and_every_rank_as_many_passes(together):

@@ -21,6 +21,7 @@ from tracerl.objectives.plans import (
     PREDICTED,
     VISIBLE,
     Masking,
+    blockwise_plan,
     causal_plan,
     coupled_plan,
     masked_response_plan,
@@ -303,3 +304,45 @@ def test_micro_batches_of_documents_hold_every_index_once_and_no_more_tokens_tha
         batches = pack_concatenated(lengths, most)
         assert [i for batch in batches for i in batch] == list(range(60))
         assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= most for batch in batches)
+
+
+@torch.no_grad()
+def test_a_masked_prompt_is_not_shared_between_responses():
+    """Two responses to one prompt of which different tokens are masked, in rows that may share
+    prompts: the log-probabilities are those of separate rows."""
+    model = sharp_model("sdar", torch.float64)
+    batch = [
+        make_trajectory(8, [1, 2, 3, 4], 4, 4),
+        replace(
+            make_trajectory(8, [1, 2, 3, 4], 4, 4), response_ids=np.array([9, 8, 7, 6], np.int32)
+        ),
+    ]
+    plans = [
+        masked_response_plan(trajectory, 0.5, generator_for(seed, "prompt"))
+        for seed, trajectory in enumerate(batch)
+    ]
+    first, second = (plan.masked_prompt for plan in plans)
+    assert first is not None
+    assert second is not None
+    assert (first != second).any()
+    apart = build_views(batch, plans, 4, model.family, MASK_ID)
+    shared = build_views(batch, plans, 4, model.family, MASK_ID, group_tokens=100)
+    torch.testing.assert_close(
+        token_logprobs(model, shared, 1.0), token_logprobs(model, apart, 1.0), rtol=0, atol=1e-12
+    )
+    clean = [
+        masked_response_plan(trajectory, 0.0, generator_for(1, "prompt")) for trajectory in batch
+    ]
+    together = build_views(batch, clean, 4, model.family, MASK_ID, group_tokens=100)
+    assert len(together.input_ids) == 1, "prompts that are not masked are shared"
+
+
+def test_a_blockwise_view_masks_between_its_two_shares_of_a_block_both_included():
+    trajectory = make_trajectory(4, [1, 2, 3, 4], 4, 4)
+    counts = set()
+    for seed in range(60):
+        plan = blockwise_plan(trajectory, FAMILIES["sdar"], (0.5, 1.0), generator_for(seed, "b"))
+        counts.add(int((plan.states == PREDICTED).sum()))
+    assert counts == {2, 3, 4}
+    plan = blockwise_plan(trajectory, FAMILIES["sdar"], (0.75, 0.75), generator_for(1, "b"))
+    assert plan.weights[plan.states == PREDICTED].tolist() == pytest.approx([4 / 3] * 3)

@@ -193,12 +193,14 @@ def test_a_value_model_is_saved_with_its_checkpoint_and_read_again(tmp_path):
 
 # Resuming
 
+LORA = Lora(rank=2, alpha=4.0, dropout=0.5, targets=["q_proj", "down_proj"])
+
 
 class KilledError(Exception):
     pass
 
 
-def fresh_policy(lora: Lora | None = None) -> Policy:
+def fresh_policy(lora: Lora | None = None, dtype: torch.dtype = torch.float32) -> Policy:
     tokenizer = character_tokenizer()
     shape = {
         "vocab_size": tokenizer.vocab_size,
@@ -210,12 +212,16 @@ def fresh_policy(lora: Lora | None = None) -> Policy:
     model = new_model(
         tiny_architecture("sdar", mask_id=tokenizer.mask_id, **shape), generator_for(1, "policy")
     ).eval()
+    model.to(dtype)
     fit_adapters(model, lora, Path("base"), "", generator_for(1, "lora"))
     return model
 
 
 def trained(
-    folder: Path, kill_after: int | None, lora: Lora | None = None
+    folder: Path,
+    kill_after: int | None,
+    lora: Lora | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """A round of four iterations with a value model, drawn views and a reference that moves; maybe
     killed once and started again."""
@@ -264,7 +270,7 @@ def trained(
         for split in ("train", "test")
     ]
     while True:
-        model, reference = fresh_policy(lora), fresh_policy(lora)
+        model, reference = fresh_policy(lora, dtype), fresh_policy(lora, dtype)
         value = ValueModel(model)
 
         def progress(done: int, total: int, text: str, last: int | None = kill_after) -> None:
@@ -304,9 +310,16 @@ def test_a_killed_round_resumes_to_the_same_bits_with_value_model_and_moving_ref
         assert again == curves
 
 
-# Adapters
+@pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "adapters"])
+def test_a_killed_round_in_bfloat16_resumes_to_the_same_bits(paid, tmp_path, lora):
+    undisturbed, curves = trained(tmp_path / "whole", None, lora, torch.bfloat16)
+    resumed, again = trained(tmp_path / "killed", 3, lora, torch.bfloat16)
+    assert {tensor.dtype for tensor in resumed.values()} == {torch.bfloat16}
+    assert all(torch.equal(undisturbed[name], resumed[name]) for name in undisturbed)
+    assert again == curves
 
-LORA = Lora(rank=2, alpha=4.0, dropout=0.5, targets=["q_proj", "down_proj"])
+
+# Adapters
 
 
 def test_with_adapters_a_round_trains_them_and_the_head_alone_and_resumes_to_the_same_bits(

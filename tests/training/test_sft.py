@@ -211,3 +211,38 @@ def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
         parameter.grad is None or parameter.grad.isfinite().all()
         for parameter in model.parameters()
     )
+
+
+# Shares and end tokens
+
+
+def examples_by_length(counts: dict[str, int]) -> dict[str, list[Trajectory]]:
+    """A set for each name, whose only example has a prompt of so many tokens."""
+    return {name: [known(prompt, 5)] for name, prompt in counts.items()}
+
+
+def test_sets_and_block_sizes_are_drawn_by_their_shares():
+    shipped = load_params(ROOT / "params.yaml").sft["short"]
+    settings = shipped.model_copy(
+        update={"block_sizes": {2: 1.0, 4: 4.0}, "tasks": {"a": 1.0, "b": 4.0}, "batch_size": 10}
+    )
+    examples = examples_by_length({"a": 4, "b": 6})
+    sizes, prompts = [], []
+    for step in range(200):
+        rng = generator_for(1, "shares", step)
+        batch = draw_batch(examples, settings, TOKENIZER, FAMILIES["sdar"], rng)
+        sizes.append(batch.block_size)
+        prompts += [len(trajectory.prompt_ids) for trajectory in batch.trajectories]
+    assert set(sizes) == {2, 4}
+    assert abs(np.mean(np.array(sizes) == 4) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / 200)
+    assert set(prompts) == {4, 6}
+    assert abs(np.mean(np.array(prompts) == 6) - 0.8) < 5 * np.sqrt(0.8 * 0.2 / 2000)
+
+
+@pytest.mark.parametrize(("end_tokens", "num_trainable"), [(1, 3), (2, 4), (3, 5), (None, 5)])
+def test_so_many_end_tokens_are_learned_the_first_included(end_tokens, num_trainable):
+    """A solution of two tokens and its end token, filled with two pad tokens to a block of 8."""
+    solution = known(3, 3)
+    filled = complete_last_block(solution, 8, TOKENIZER, "block_causal", end_tokens)
+    assert len(filled.response_ids) == 5
+    assert filled.num_tokens == num_trainable

@@ -14,8 +14,7 @@ import copy
 import functools
 import logging
 import warnings
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, cast
 
 import torch
 from torch import nn
@@ -24,23 +23,11 @@ from tracerl import distributed
 from tracerl.errors import TrainingError
 from tracerl.settings.models import Launch
 from tracerl.settings.training import Optimizer
-
-Model = TypeVar("Model", bound=nn.Module)
+from tracerl.training.master_weights import Model, adamw, trainable_parameters
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _WHOLE_AT_ONCE = 16  # parameters gathered together
 KEPT_WHOLE = 100_000  # parameters of no more numbers stay whole under ZeRO 3
-
-
-def adamw(parameters: Iterable[nn.Parameter], settings: Optimizer) -> torch.optim.AdamW:
-    """The optimizer of every training."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.lr,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        foreach=True,
-    )
 
 
 class Sharded(Generic[Model]):
@@ -73,15 +60,11 @@ class Sharded(Generic[Model]):
             "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": kind == torch.bfloat16},
         }
-        optimizer = adamw((p for p in self.model.parameters() if p.requires_grad), settings)
+        optimizer = adamw(trainable_parameters(self.model).values(), settings)
         self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[
             0
         ]
-        self.parameters = {
-            name: parameter
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
+        self.parameters = trainable_parameters(self.model)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Adds the gradients of a micro-batch; on the last one of a step they are complete on every

@@ -1,10 +1,11 @@
 """The one optimisation loop: AdamW, a rate schedule, and optimizer steps over micro-batches with
 globally counted denominators.
 
-SFT, the policy and the value model run on it. All of its state, weights and moments and step count,
-is plain tensors and one number, so that a resumed run continues bit for bit. Of several ranks each
-brings its micro-batches, as many as the others, and gradients are summed; under ZeRO (launch.zero 1
-to 3) DeepSpeed keeps the states in parts, see sharded.py.
+SFT, the policy and the value model run on it. All of its state, float32 master weights and moments
+and step count, is plain tensors and one number, so that a resumed run continues bit for bit. Of
+several ranks each brings its micro-batches, as many as the others, and gradients are summed. The
+states are whole on every rank (master_weights.py), or under ZeRO (launch.zero 1 to 3) kept in parts
+by DeepSpeed (sharded.py).
 """
 
 import math
@@ -18,7 +19,8 @@ from tracerl import distributed
 from tracerl.errors import TrainingError
 from tracerl.settings.models import Launch
 from tracerl.settings.training import Optimizer
-from tracerl.training.sharded import Model, Sharded, adamw
+from tracerl.training.master_weights import MasterWeights, Model
+from tracerl.training.sharded import Sharded
 
 MicroBatch = TypeVar("MicroBatch")
 
@@ -49,16 +51,14 @@ class Trainer(Generic[Model]):
         self.settings = settings
         self.total_steps = total_steps
         self.num_steps = 0
-        self.sharded = None
+        self.sharded: Sharded[Model] | None = None
+        self.whole: MasterWeights[Model] | None = None
         if launch is not None and launch.zero:
             self.sharded = Sharded(model, settings, launch)
-        self.model = model if self.sharded is None else self.sharded.model
-        self.parameters = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
-        self.optimizer = adamw(self.parameters.values(), settings)
+            self.model = self.sharded.model
+        else:
+            self.whole = MasterWeights(model, settings)
+            self.model = model
 
     def sync_model(self) -> None:
         """Copies ZeRO-3 shards back into the full model that is used for sampling and saving. All
@@ -80,74 +80,52 @@ class Trainer(Generic[Model]):
         the norm.
         """
         rate = rate_at(self.num_steps, self.total_steps, self.settings)
-        self.optimizer.zero_grad(set_to_none=True)
+        if self.whole is not None:
+            self.whole.clear_gradients()
         totals: dict[str, float] = {"loss": 0.0}
         for number, micro_batch in enumerate(micro_batches, start=1):
             loss, metrics = loss_fn(micro_batch)
             value = float(loss.detach())
             self._check(value, "loss")
-            if self.sharded is None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                self.sharded.backward(loss, last=number == len(micro_batches))
+            self._states.backward(loss, last=number == len(micro_batches))
             totals["loss"] += value
             for name, metric in metrics.items():
                 totals[name] = totals.get(name, 0.0) + metric
-        norm = self._apply(rate) if self.sharded is None else self.sharded.step(rate)
-        self._check(norm, "gradient norm")
+        norm = self._apply(rate)
         self.num_steps += 1
         sums = distributed.all_reduce_sum(totals)
         return StepStats(loss=sums.pop("loss"), grad_norm=norm, lr=rate, metrics=sums)
 
+    @property
+    def _states(self) -> "MasterWeights[Model] | Sharded[Model]":
+        """What holds weights and moments."""
+        states = self.whole or self.sharded
+        assert states is not None
+        return states
+
     def _apply(self, rate: float) -> float:
         """AdamW on the gradients summed over ranks; returns their norm before clipping."""
-        distributed.all_reduce_sum_(
-            [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
-        )
-        norm = float(
-            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.settings.clip_norm)
-        )
+        if self.sharded is not None:
+            norm = self.sharded.step(rate)
+            self._check(norm, "gradient norm")
+            return norm
+        assert self.whole is not None
+        norm = self.whole.sum_gradients()
         self._check(norm, "gradient norm")
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self.whole.step(rate)
         return norm
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Trained weights, moments and step count, by name. All ranks must call it."""
-        return {
-            **(self._state() if self.sharded is None else self.sharded.state()),
-            "num_steps": torch.tensor(self.num_steps),
-        }
-
-    def _state(self) -> dict[str, torch.Tensor]:
-        tensors: dict[str, torch.Tensor] = {
-            f"model.{name}": parameter for name, parameter in self.parameters.items()
-        }
-        for name, parameter in self.parameters.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{key}.{name}"] = value
-        return tensors
+        """Master weights, moments and step count, by name. All ranks must call it."""
+        return {**self._states.state(), "num_steps": torch.tensor(self.num_steps)}
 
     def load_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Continues from what `state` returned, under any number of ranks and any ZeRO stage."""
         self.num_steps = int(tensors["num_steps"])
         if self.sharded is not None:
             self.sharded.load_state(tensors, self.num_steps)
-            return
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[f"model.{name}"])
-                if (
-                    f"optimizer.step.{name}" in tensors
-                ):  # what no loss has reached yet has no moments
-                    keys = ("step", "exp_avg", "exp_avg_sq")
-                    state = {key: tensors[f"optimizer.{key}.{name}"] for key in keys}
-                    # The step count stays where AdamW keeps it, in host memory.
-                    self.optimizer.state[parameter] = {
-                        key: v if key == "step" else v.to(parameter.device, parameter.dtype)
-                        for key, v in state.items()
-                    }
+        elif self.whole is not None:
+            self.whole.load_state(tensors)
 
     def _check(self, value: float, name: str) -> None:
         if not math.isfinite(value):
