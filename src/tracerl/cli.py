@@ -39,6 +39,14 @@ Root = Annotated[
     typer.Option(metavar="DIR", help="Folder of the run: the one that holds data/ and reports/."),
 ]
 
+Responses = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Read this file of `tracerl generate` instead of a run: its rows are `rollouts`.",
+    ),
+]
+
 
 class Dtype(StrEnum):
     """Precision of exported weights; `stored` leaves it."""
@@ -127,6 +135,7 @@ def sql(
         bool,
         typer.Option("--verify", help="Compare the SHA-256 of every file with its manifest first."),
     ] = False,
+    responses: Responses = None,
 ) -> None:
     """Query everything the run wrote: tasks, traces, rollouts, evals, checkpoints, metrics and
     runs. Rows of stages that have not ended are marked unfinished.
@@ -141,15 +150,18 @@ def sql(
       tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
     docs/sql.md answers ten questions.
     """
-    from tracerl.store.catalog import connect, damaged_files
+    from tracerl.store.catalog import connect, connect_file, damaged_files
 
     chosen = format or format_of(out)
     if chosen is Format.parquet and out is None:
         raise DataError("Parquet is not for terminals", do="name a file with --out")
-    if skip_damaged:
-        for problem in damaged_files(root, verify):
-            _say(f"left out: {problem}", error=True)
-    connection = connect(root, skip_damaged=skip_damaged, verify=verify, unfinished=True)
+    if responses is not None:
+        connection = connect_file(responses)
+    else:
+        if skip_damaged:
+            for problem in damaged_files(root, verify):
+                _say(f"left out: {problem}", error=True)
+        connection = connect(root, skip_damaged=skip_damaged, verify=verify, unfinished=True)
     if query is None:
         _shell(connection, chosen)
         return
@@ -299,6 +311,11 @@ def trace(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many responses.")] = 200,
+    responses: Responses = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Checkpoint whose tokenizer decodes; the run's base."),
+    ] = None,
 ) -> None:
     """Write one HTML page that plays responses as they were unmasked, step by step. It needs no
     network.
@@ -312,15 +329,14 @@ def trace(
     from tracerl.disk import write_text
     from tracerl.models.tokenizer import load_tokenizer
     from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
-    from tracerl.store.catalog import connect
+    from tracerl.store.catalog import connect, connect_file
 
-    responses = chosen_responses(connect(root, unfinished=True), condition, against, limit)
-    shown = condition if against is None else f"before: {against}; after: {condition}"
-    page = render_viewer(
-        responses, load_tokenizer(root / "data" / "checkpoints" / "base", None), shown
-    )
-    write_text(out, page)
-    _say(f"{len(responses)} responses: {out}")
+    connection = connect(root, unfinished=True) if responses is None else connect_file(responses)
+    rows = chosen_responses(connection, condition, against, limit)
+    title = condition if against is None else f"before: {against}; after: {condition}"
+    tokenizer = load_tokenizer(model or root / "data" / "checkpoints" / "base", None)
+    write_text(out, render_viewer(rows, tokenizer, title))
+    _say(f"{len(rows)} responses: {out}")
 
 
 @app.command()
@@ -483,7 +499,9 @@ def generate(
             help="A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids.",
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Parquet file to write.")],
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="File to write, by its name Parquet or JSONL.")
+    ],
     params: ParamsFile = None,
     sampler: Place = "traces",
     set_: Changes = None,
@@ -523,13 +541,15 @@ def generate(
         table = library.generate(
             loaded,
             tokenizer,
-            rows,
-            settings,
-            num_samples,
-            seed,
-            policy_hash(loaded),
-            out,
-            save_every,
+            library.GenerateRun(
+                prompts=rows,
+                settings=settings,
+                num_samples=num_samples,
+                seed=seed,
+                policy_hash=policy_hash(loaded),
+                out=out,
+                part_size=save_every,
+            ),
             lambda n: bar.update(n) and None,
         )
     ended = table["stop_reason"].to_pylist().count("end")

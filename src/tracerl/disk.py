@@ -4,6 +4,7 @@ reader and one writer of each."""
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -62,6 +63,17 @@ def json_object(row: Any, where: str) -> dict[str, Any]:
             wanted='names and values: {"prompt": ...}',
         )
     return row
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON can hold it: null where a number is not finite."""
+    if isinstance(value, dict):
+        return {key: json_value(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [json_value(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -13,6 +13,8 @@ from tests.tiny import sharp_model, tiny_sampler
 from tracerl.cli import main
 from tracerl.errors import DataError, ParamsError
 from tracerl.evaluation.generate import (
+    SCHEMA,
+    GenerateRun,
     Prompt,
     changed_settings,
     default_settings,
@@ -25,6 +27,10 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.params import load_params
+from tracerl.store.catalog import answer, connect_file
+from tracerl.store.files import read_rollouts
+from tracerl.store.rules import broken_rules
+from tracerl.store.schema import ROLLOUTS
 
 TOKENIZER = character_tokenizer()
 MODEL = sharp_model("sdar", vocab_size=TOKENIZER.vocab_size)
@@ -33,17 +39,31 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 
 
 def prompts(*texts: str) -> list[Prompt]:
-    return [Prompt(text, tuple(TOKENIZER.prompt_ids(text))) for text in texts]
+    return [Prompt(text=text, ids=tuple(TOKENIZER.prompt_ids(text))) for text in texts]
+
+
+def plan(
+    out: Path, texts: tuple[str, ...] = ("1+1=", "2+30=", "4="), policy: str = "aa"
+) -> GenerateRun:
+    return GenerateRun(
+        prompts=prompts(*texts),
+        settings=SETTINGS,
+        num_samples=2,
+        seed=1,
+        policy_hash=policy,
+        out=out,
+        part_size=2,
+    )
 
 
 def run(
     out: Path,
     texts: tuple[str, ...] = ("1+1=", "2+30=", "4="),
     told: list[int] | None = None,
-    policy: str = "p",
+    policy: str = "aa",
 ) -> pa.Table:
     done = told if told is not None else []
-    return generate(MODEL, TOKENIZER, prompts(*texts), SETTINGS, 2, 1, policy, out, 2, done.append)
+    return generate(MODEL, TOKENIZER, plan(out, texts, policy), done.append)
 
 
 def test_every_prompt_has_its_responses_in_order(tmp_path):
@@ -82,15 +102,13 @@ def test_a_killed_run_continues_after_its_last_part_and_ends_with_the_same_file(
     told: list[int] = []
     out, texts = tmp_path / "r.parquet", ("1+1=", "2+30=", "4=")
     with pytest.raises(KeyboardInterrupt):
-        generate(
-            MODEL, TOKENIZER, prompts(*texts), SETTINGS, 2, 1, "p", out, 2, die_in_the_second_part
-        )
+        generate(MODEL, TOKENIZER, plan(out, texts), die_in_the_second_part)
     assert not out.exists()
     parts = sorted((tmp_path / "r.parquet.parts").iterdir())
     assert [part.name for part in parts] == ["00000.parquet"]
     written = parts[0].stat().st_mtime_ns
     with pytest.raises(DataError, match="another run"):
-        run(out, policy="other weights")
+        run(out, policy="bb")
     assert parts[0].stat().st_mtime_ns == written
     told = []
     assert run(out, told=told).equals(whole)
@@ -111,9 +129,11 @@ def test_prompts_are_read_from_every_kind_of_file(tmp_path, suffix):
             path,
         )
     first, second = read_prompts(path, TOKENIZER, SETTINGS, template=True)
-    assert first == Prompt("1+1=", tuple(TOKENIZER.prompt_ids("1+1=")))
+    assert first == Prompt(text="1+1=", ids=tuple(TOKENIZER.prompt_ids("1+1=")))
     assert second == (
-        Prompt("2=", tuple(TOKENIZER.encode("2="))) if suffix == ".txt" else Prompt(None, (5, 6))
+        Prompt(text="2=", ids=tuple(TOKENIZER.encode("2=")))
+        if suffix == ".txt"
+        else Prompt(text=None, ids=(5, 6))
     )
 
 
@@ -134,6 +154,9 @@ def test_the_opening_ends_the_prompt(tmp_path):
         ("p.jsonl", '{"prompt": "a", "prompt_ids": [5]}\n', ["p.jsonl, row 1"]),
         ("p.jsonl", '{"prompt": 5}\n', ["p.jsonl, row 1", "not text"]),
         ("p.jsonl", '{"prompt_ids": ["a"]}\n', ["p.jsonl, row 1", "not token ids"]),
+        ("p.jsonl", '{"prompt_ids": [true]}\n', ["p.jsonl, row 1", "not token ids", "True"]),
+        ("p.jsonl", '{"prompt_ids": [-1]}\n', ["not token ids", "from 0 to"]),
+        ("p.jsonl", '{"prompt_ids": [1000000]}\n', ["not token ids"]),
         ("p.jsonl", "[1]\n", ["not an object"]),
         ("p.jsonl", "{\n", ["cannot be read"]),
         ("p.parquet", "text", ["cannot be read"]),
@@ -213,3 +236,65 @@ def test_the_command_writes_a_file_from_a_checkpoint_directory(tmp_path, capsys)
         with pytest.raises(SystemExit) as ended:
             main([*arguments, "--device", "cpu", "--set", wrong])
         assert told in str(ended.value.code)
+
+
+# One schema
+
+
+def test_generated_responses_are_rows_of_the_store_and_keep_its_rules(tmp_path):
+    table = run(tmp_path / "r.parquet")
+    assert table.schema.names == SCHEMA.names == [*ROLLOUTS.names, "prompt_index", "prompt"]
+    assert [field.type for field in table.schema][: len(ROLLOUTS)] == [f.type for f in ROLLOUTS]
+    assert list(broken_rules(tmp_path / "r.parquet", "rollouts", TOKENIZER.vocab_size)) == []
+    assert read_rollouts(tmp_path / "r.parquet").num_rows == 6
+    assert {row["verdict"] for row in table.to_pylist()} == {"undecided"}
+
+
+def test_sql_and_the_trace_viewer_read_generated_responses(tmp_path, capsys):
+    table = run(tmp_path / "r.parquet")
+    TOKENIZER.save(tmp_path)
+    query = "SELECT prompt, text FROM rollouts JOIN tasks USING (task_id) ORDER BY rollout_id"
+    arguments = ["--responses", str(tmp_path / "r.parquet")]
+    with pytest.raises(SystemExit) as ended:
+        main(["sql", query, "--format", "json", *arguments])
+    assert ended.value.code == 0
+    expected = [{"prompt": row["prompt"], "text": row["text"]} for row in table.to_pylist()]
+    assert json.loads(capsys.readouterr().out) == expected
+    page = tmp_path / "trace.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "true", *arguments, "--model", str(tmp_path), "--out", str(page)])
+    assert ended.value.code == 0
+    assert page.read_text().count("generate/00000/generate/2/1") == 2
+    with pytest.raises(DataError, match="cannot be answered"):
+        answer(connect_file(tmp_path / "r.parquet"), "FROM read_csv('/etc/passwd')")
+
+
+def test_json_lines_hold_the_same_rows(tmp_path):
+    table = run(tmp_path / "r.parquet")
+    run(tmp_path / "r.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [row["response_ids"] for row in rows] == table["response_ids"].to_pylist()
+    assert list(rows[0]) == SCHEMA.names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.jsonl", "r.parquet"]
+
+
+@pytest.mark.parametrize("name", ["r.txt", "r", "folder.parquet", "other.parquet", "r.jsonl"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_sampled(name, tmp_path):
+    (tmp_path / "folder.parquet").mkdir()
+    (tmp_path / "other.parquet").write_text("mine")
+    (tmp_path / "r.jsonl").write_text("mine")
+    before = sorted(tmp_path.iterdir())
+    told: list[int] = []
+    with pytest.raises(DataError, match=r"no format|would be overwritten") as error:
+        run(tmp_path / name, told=told)
+    assert str(tmp_path / name) in str(error.value)
+    assert (told, sorted(tmp_path.iterdir())) == ([], before)
+
+
+def test_a_finished_run_is_not_sampled_again_and_another_one_is_refused(tmp_path):
+    first = run(tmp_path / "r.parquet")
+    written = (tmp_path / "r.parquet").stat().st_mtime_ns
+    assert run(tmp_path / "r.parquet").equals(first)
+    assert (tmp_path / "r.parquet").stat().st_mtime_ns == written
+    with pytest.raises(DataError, match="would be overwritten"):
+        run(tmp_path / "r.parquet", policy="bb")

@@ -10,7 +10,7 @@ import torch
 
 from tests.tiny import END_IDS, SAMPLERS, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import NonFiniteError
-from tracerl.evaluation.generate import Prompt, generate
+from tracerl.evaluation.generate import GenerateRun, Prompt, generate
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.sampler import sample
@@ -97,13 +97,15 @@ def test_generate_writes_nothing(tmp_path: Path):
         generate(
             broken_weight(model),
             TOKENIZER,
-            [Prompt("1+2=", ids)],
-            tiny_sampler(),
-            num_samples=1,
-            seed=1,
-            policy="x",
-            out=tmp_path / "out.parquet",
-            part_size=4,
+            GenerateRun(
+                prompts=[Prompt(text="1+2=", ids=ids)],
+                settings=tiny_sampler(),
+                num_samples=1,
+                seed=1,
+                policy_hash="aa",
+                out=tmp_path / "out.parquet",
+                part_size=4,
+            ),
             on_done=lambda number: None,
         )
     assert not (tmp_path / "out.parquet").exists()

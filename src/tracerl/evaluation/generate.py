@@ -1,15 +1,16 @@
-"""Responses to a file of prompts: text or token ids in, ids and text out, one Parquet file that is
-complete or absent.
+"""Responses to a file of prompts: text or token ids in, rows of the store's schema out, one file
+that is complete or absent.
 
 Finished parts lie in `<out>.parts/` until the last is there; the same command run again continues
 after them. What they were made of (prompts, settings, weights, seed) is hashed into each, and parts
-of another run are refused, not mixed.
+or a file of another run are refused, neither mixed nor overwritten.
 """
 
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,47 +19,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from tracerl.disk import atomic_file, json_rows, numbered_lines, parquet_rows
+from tracerl.disk import atomic_file, json_rows, json_value, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import Attention
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.rollouts.responses import prompt_ids, recorded_settings
+from tracerl.rewards.verify.verifier import Verdict
+from tracerl.rollouts.responses import SampleContext, prompt_ids, recorded_settings
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.params import Params
 from tracerl.settings.sampling import Sampler
-from tracerl.types import Trajectory
+from tracerl.store.files import rollout_table
+from tracerl.store.schema import ROLLOUTS
+from tracerl.types import Task, Trajectory
 
-_INTS, _FLOATS = (
-    pa.list_(pa.field("element", kind, nullable=False)) for kind in (pa.int32(), pa.float32())
+# The columns of every response, and which prompt it answers.
+SCHEMA = ROLLOUTS.append(pa.field("prompt_index", pa.int32(), nullable=False)).append(
+    pa.field("prompt", pa.string())
 )
-_SCHEMA = pa.schema(
-    [
-        pa.field("prompt_index", pa.int32(), nullable=False),
-        pa.field("sample_index", pa.int32(), nullable=False),
-        pa.field("prompt", pa.string()),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("prompt_ids", _INTS, nullable=False),
-        pa.field("response_ids", _INTS, nullable=False),
-        pa.field("step_map", _INTS, nullable=False),
-        pa.field("logprobs", _FLOATS, nullable=False),
-        pa.field("num_tokens", pa.int32(), nullable=False),
-        pa.field("stop_reason", pa.string(), nullable=False),
-        pa.field("num_denoising_forwards", pa.int32(), nullable=False),
-        pa.field("num_forwards", pa.int32(), nullable=False),
-    ]
-)
+STAGE = "generate"
+SUFFIXES = (".parquet", ".jsonl")
+_ROWS_AT_ONCE = 1000
 _RUN_KEY, _SETTINGS_KEY = b"tracerl.run", b"tracerl.sampler"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A line of the prompt file: its text, or None where it holds token ids, and the ids the model
-    is given."""
+    """A row of the prompt file.
+
+    Example: Prompt(text="1+1=", ids=(7, 9, 7, 12))
+    """
 
     text: str | None
+    """Its text; None where the file holds token ids."""
+
     ids: tuple[int, ...]
+    """The token ids that the model gets, opening included."""
 
 
 def default_settings(attention: Attention) -> Sampler:
@@ -146,8 +143,9 @@ def read_prompts(
     prompts = []
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
-        text, given = row.get("prompt"), row.get("prompt_ids")
-        if (text is None) == (given is None) or not (text or given):
+        text = row.get("prompt")
+        ids_of_row: Any = row.get("prompt_ids")
+        if (text is None) == (ids_of_row is None) or not (text or ids_of_row):
             raise DataError(
                 "a row has no prompt",
                 where=where,
@@ -155,9 +153,14 @@ def read_prompts(
                 wanted="prompt (text) or prompt_ids (token ids), not empty",
             )
         if text is None:
-            if not isinstance(given, list) or not all(isinstance(i, int) for i in given):
-                raise DataError("prompt_ids are not token ids", where=where, got=given)
-            ids = given
+            if not _are_token_ids(ids_of_row, tokenizer.vocab_size):
+                raise DataError(
+                    "prompt_ids are not token ids",
+                    where=where,
+                    got=str(ids_of_row)[:80],
+                    wanted=f"a list of whole numbers from 0 to {tokenizer.vocab_size - 1}",
+                )
+            ids = ids_of_row
         elif isinstance(text, str):
             ids = (
                 prompt_ids(text, tokenizer, settings)
@@ -174,10 +177,17 @@ def read_prompts(
                 wanted=f"at most {settings.max_prompt_tokens}",
                 do="shorten it or raise max_prompt_tokens",
             )
-        prompts.append(Prompt(text, tuple(ids)))
+        prompts.append(Prompt(text=text, ids=tuple(ids)))
     if not prompts:
         raise DataError("there are no prompts", where=str(path))
     return prompts
+
+
+def _are_token_ids(value: Any, vocab_size: int) -> bool:
+    """Whether a value of a row is a list of ids of the vocabulary. JSON's true is no id."""
+    if not isinstance(value, list):
+        return False
+    return all(type(part) is int and 0 <= part < vocab_size for part in value)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -201,102 +211,162 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     )
 
 
-def generate(
-    model: Policy,
-    tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
-    settings: Sampler,
-    num_samples: int,
-    seed: int,
-    policy: str,
-    out: Path,
-    part_size: int,
-    on_done: Callable[[int], None],
-) -> pa.Table:
-    """Samples `num_samples` responses to each prompt, `part_size` responses a part, and writes
-    `out`; returns its table.
+@dataclass(frozen=True, kw_only=True)
+class GenerateRun:
+    """What `generate` samples, and where to."""
 
-    policy: hash of the weights. A row's noise depends on seed, prompt index and sample index only.
-    `on_done` is told finished rows, those of an earlier call included. Raises DataError if parts of
-    another run lie in the way.
-    """
-    run = _run_name(prompts, settings, num_samples, seed, policy, part_size)
-    recorded = json.dumps(
-        recorded_settings(settings, model) | {"block_size": settings.block_size}, sort_keys=True
-    )
-    schema = _SCHEMA.with_metadata({_RUN_KEY: run.encode(), _SETTINGS_KEY: recorded.encode()})
-    wanted = [(p, s) for p in range(len(prompts)) for s in range(num_samples)]
-    folder = out.with_name(out.name + ".parts")
-    folder.mkdir(parents=True, exist_ok=True)
-    tables = []
-    for number, start in enumerate(range(0, len(wanted), part_size)):
-        path, chosen = folder / f"{number:05d}.parquet", wanted[start : start + part_size]
-        if path.is_file():
-            tables.append(_part(path, run))
-            on_done(len(chosen))
-            continue
-        requests = [Request(prompts[p].ids, key_for(seed, "generate", p, s)) for p, s in chosen]
-        trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
-        rows = [
-            _row(p, s, prompts[p], t, tokenizer)
-            for (p, s), t in zip(chosen, trajectories, strict=True)
+    prompts: Sequence[Prompt]
+    """The prompts, in the order of their file."""
+
+    settings: Sampler
+    """Settings of the sampler."""
+
+    num_samples: int
+    """Responses to each prompt."""
+
+    seed: int
+    """Random seed: the noise of a response depends on it, its prompt index and its sample index."""
+
+    policy_hash: str
+    """Hash of the weights."""
+
+    out: Path
+    """The file to write: .parquet or .jsonl."""
+
+    part_size: int
+    """Responses that are sampled and saved together."""
+
+    @property
+    def name(self) -> str:
+        """A hash of all that the responses depend on, and of the size of the parts."""
+        parts = [
+            [prompt.ids for prompt in self.prompts],
+            self.settings.model_dump(exclude={"max_rows", "cache_tokens"}),
+            self.num_samples,
+            self.seed,
+            self.policy_hash,
+            self.part_size,
+            SCHEMA.names,
         ]
-        tables.append(pa.Table.from_pylist(rows, schema=schema))
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def generate(
+    model: Policy, tokenizer: Tokenizer, run: GenerateRun, on_done: Callable[[int], None]
+) -> pa.Table:
+    """Samples the responses, writes `run.out` and returns its rows: the store's columns, with
+    verdict "undecided", `prompt_index` and `prompt`.
+
+    `on_done` is called with numbers of finished responses, those of an earlier call included.
+    Raises DataError, before anything is sampled, if `out` is no file to write or holds something
+    else, or if parts of another run lie in the way.
+    """
+    finished = _finished(run)
+    pairs = [(p, s) for p in range(len(run.prompts)) for s in range(run.num_samples)]
+    if finished is not None:
+        on_done(len(pairs))
+        return finished
+    columns = recorded_settings(run.settings, model)
+    record = json.dumps({**columns, "block_size": run.settings.block_size}, sort_keys=True)
+    metadata = {_RUN_KEY: run.name.encode(), _SETTINGS_KEY: record.encode()}
+    schema = SCHEMA.with_metadata({**(ROLLOUTS.metadata or {}), **metadata})
+    folder = run.out.with_name(run.out.name + ".parts")
+    tables = []
+    for number, start in enumerate(range(0, len(pairs), run.part_size)):
+        path = folder / f"{number:05d}.parquet"
+        part = pairs[start : start + run.part_size]
+        if path.is_file():
+            tables.append(_read_part(path, run.name).cast(schema))
+            on_done(len(part))
+            continue
+        requests = []
+        for p, s in part:
+            requests.append(Request(run.prompts[p].ids, key_for(run.seed, STAGE, p, s)))
+        trajectories = sample(model, tokenizer.end_ids, requests, run.settings, on_done)
+        tables.append(_table(part, trajectories, run, columns, tokenizer).cast(schema))
         _write(tables[-1], path)
-    table = pa.concat_tables(tables)
-    _write(table, out)
+    # One chunk each: equal rows are equal bytes, also where parts were read back.
+    table = pa.concat_tables(tables).combine_chunks()
+    _write(table, run.out)
     shutil.rmtree(folder)
     return table
 
 
-def _row(
-    prompt_index: int,
-    sample_index: int,
-    prompt: Prompt,
-    trajectory: Trajectory,
-    tokenizer: Tokenizer,
-) -> dict[str, Any]:
-    kept = (
-        "prompt_ids",
-        "response_ids",
-        "step_map",
-        "logprobs",
-        "num_tokens",
-        "stop_reason",
-        "num_denoising_forwards",
-        "num_forwards",
+def _finished(run: GenerateRun) -> pa.Table | None:
+    """The rows of `out` if this run has written it already, None if there is no such file.
+
+    Raises DataError if it cannot be written or is of another run.
+    """
+    out = run.out
+    if out.suffix not in SUFFIXES:
+        raise DataError(
+            "no format for responses",
+            where=str(out),
+            got=out.suffix or "no suffix",
+            wanted=" or ".join(SUFFIXES),
+        )
+    if not out.exists():
+        return None
+    if out.suffix == ".parquet" and out.is_file():
+        with suppress(pa.ArrowException, OSError):
+            table = pq.read_table(out)
+            if (table.schema.metadata or {}).get(_RUN_KEY) == run.name.encode():
+                return table
+    raise DataError(
+        "the file would be overwritten",
+        where=str(out),
+        got="a directory" if out.is_dir() else "a file of another run",
+        wanted="a new file",
+        do="name another file with --out, or delete this one",
     )
-    text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
-    own = {
-        "prompt_index": prompt_index,
-        "sample_index": sample_index,
-        "prompt": prompt.text,
-        "text": text,
-    }
-    return {**own, **{name: getattr(trajectory, name) for name in kept}}
 
 
-def _run_name(
-    prompts: Sequence[Prompt],
-    settings: Sampler,
-    num_samples: int,
-    seed: int,
-    policy: str,
-    part_size: int,
-) -> str:
-    """A hash of all that the responses depend on, and of the size of the parts."""
-    told = [
-        [prompt.ids for prompt in prompts],
-        settings.model_dump(exclude={"max_rows", "cache_tokens"}),
-        num_samples,
-        seed,
-        policy,
-        part_size,
-    ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+def _table(
+    part: Sequence[tuple[int, int]],
+    trajectories: Sequence[Trajectory],
+    run: GenerateRun,
+    columns: dict[str, object],
+    tokenizer: Tokenizer,
+) -> pa.Table:
+    """Responses to (prompt index, sample index) as rows. columns: the sampler's settings."""
+    context = SampleContext(
+        stage=STAGE,
+        iteration=0,
+        policy_hash=run.policy_hash,
+        seed=run.seed,
+        truncated_is_wrong=False,
+    )
+    verdict = Verdict(verdict="undecided", parts={}, detail="not judged")
+    rollouts = []
+    for (prompt_index, sample_index), trajectory in zip(part, trajectories, strict=True):
+        task = Task(
+            task_id=f"{STAGE}/{prompt_index}",
+            task_set=STAGE,
+            kind="",
+            split="",
+            difficulty=0,
+            prompt="",
+            answer="",
+            solution="",
+        )
+        text = tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist())
+        rollout = context.rollout(
+            task,
+            sample_index,
+            trajectory,
+            text=text,
+            verdict=verdict,
+            reward_parts={},
+            settings=columns,
+        )
+        rollouts.append(rollout)
+    indices = pa.array([p for p, _ in part], pa.int32())
+    texts = pa.array([run.prompts[p].text for p, _ in part], pa.string())
+    table = rollout_table(rollouts)
+    return pa.table([*table.columns, indices, texts], names=SCHEMA.names)
 
 
-def _part(path: Path, run: str) -> pa.Table:
+def _read_part(path: Path, run: str) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
@@ -318,5 +388,12 @@ def _part(path: Path, run: str) -> pa.Table:
 
 
 def _write(table: pa.Table, path: Path) -> None:
+    """Writes responses as Parquet, or as a JSON object a line."""
     with atomic_file(path, "the responses cannot be written") as aside:
-        pq.write_table(table, aside, compression="zstd")
+        if path.suffix == ".parquet":
+            pq.write_table(table, aside, compression="zstd")
+            return
+        with aside.open("w", encoding="utf-8") as file:
+            for batch in table.to_batches(_ROWS_AT_ONCE):
+                for row in batch.to_pylist(maps_as_pydicts="strict"):
+                    file.write(json.dumps(json_value(row), ensure_ascii=False) + "\n")

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from tracerl.disk import stream_sha256
 from tracerl.errors import DataError
-from tracerl.store.parquet import MANIFEST, open_parquet, parse_manifest
+from tracerl.store.parquet import MANIFEST, open_parquet, parse_manifest, upgraded
 from tracerl.store.run_files import RunFiles
 from tracerl.store.run_tables import RUN_TABLES, current_stages, run_tables
-from tracerl.store.schema import DATASETS, SCHEMA_VERSION, SCHEMAS, upgrades
+from tracerl.store.schema import DATASETS, ROLLOUTS, SCHEMA_VERSION, SCHEMAS, upgrades
 
 VIEWS = (*DATASETS, *RUN_TABLES)
 
@@ -113,6 +113,38 @@ def connect(
     for signature, (body, _) in MACROS.items():
         connection.execute(f"CREATE MACRO {signature} AS {body}")
     _create_decoded(connection, run)
+    return connection
+
+
+def connect_file(path: Path) -> duckdb.DuckDBPyConnection:
+    """A connection over one file of responses, such as `tracerl generate` writes, as if it were a
+    run: its rows are the view `rollouts`, its prompts the view `tasks`. Queries read nothing else.
+
+    Raises DataError if the file is damaged or not of the store's schema.
+    """
+    file, version = open_parquet(path, "rollouts")
+    try:
+        rows = file.read()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError("a Parquet file is damaged", where=str(path), got=error) from error
+    prompts = rows["prompt"] if "prompt" in rows.column_names else pa.nulls(len(rows), pa.string())
+    responses = upgraded(
+        rows.select([n for n in rows.column_names if n in ROLLOUTS.names]), "rollouts", version
+    )
+    connection = duckdb.connect(":memory:")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    connection.from_arrow(responses.append_column("prompt", prompts)).create("file_rows")
+    marks = "false AS held_out, false AS unfinished, NULL::BOOLEAN AS outdated"
+    connection.execute(f"CREATE VIEW rollouts AS SELECT * EXCLUDE (prompt), {marks} FROM file_rows")
+    for dataset in ("traces", "evals"):
+        connection.execute(f"CREATE VIEW {dataset} AS FROM rollouts LIMIT 0")
+    connection.execute(
+        "CREATE VIEW tasks AS SELECT task_id, any_value(task_set) AS task_set,"
+        " any_value(prompt) AS prompt, '' AS answer FROM file_rows GROUP BY task_id"
+    )
+    for signature, (body, _) in MACROS.items():
+        connection.execute(f"CREATE MACRO {signature} AS {body}")
     return connection
 
 
