@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tracerl.evaluation.benchmarks import BENCHMARKS, read_benchmark, read_rows
@@ -233,6 +235,85 @@ def hostile_figures() -> None:
     demand(not outlived(descendants(os.getpid())), "hostile programs left no process")
 
 
+NUM_FRAMES = 10_000
+
+
+def frame_figures() -> None:
+    """Programs that answer with hostile frames: random, cut off, nested, huge, of wrong types. Half
+    of the frames are compared with an expected value, half reach a benchmark's tests."""
+    from tests.rewards.verify.frames import fuzzing_program
+    from tracerl.rewards.verify.code import CodeTests, same_value
+    from tracerl.rewards.verify.sandbox import GuestEndedError
+
+    limits = replace(LIMITS, wall_seconds=1.0, output=1 << 18)
+    pool = SandboxPool("bubblewrap", limits, WORKERS)
+    expected = [{"dict": [["name", "a"], ["n", 1]]}]
+    counts: Counter[str] = Counter()
+    start = time.monotonic()
+    for seed in range(NUM_FRAMES // 200):
+        program = fuzzing_program(f"call {seed}", ends=False)
+        with pool.sandbox({"role": "solution", "program": program}) as sandbox:
+            sandbox.receive(30.0)
+            for place in range(100):
+                sandbox.send({"call": "f", "args": [place]}, 30.0)
+                try:
+                    reply = sandbox.receive(30.0)
+                    value = reply.get("value") if isinstance(reply, dict) else None
+                    counts["paid" if same_value(expected, value, 1e-9) else "another value"] += 1
+                except GuestEndedError as error:
+                    counts[error.reason] += 1
+        tests = [f"assert f({place}) == {place + 1000}" for place in range(100)]
+        task = CodeTests("assert", tests, provides=("f",), reward="fraction")
+        counts.update(run_tests(pool, fuzzing_program(f"assert {seed}", ends=False), task))
+    pool.close()
+    frames = counts.total() - counts["skipped"]
+    print(f"frames: {frames} in {time.monotonic() - start:.0f} s: {dict(counts)}", flush=True)
+    demand(counts["paid"] + counts["passed"] == 0, f"{frames} hostile frames: verdicts, none paid")
+
+
+def cost_figures() -> None:
+    """What a verdict costs and where: milliseconds of each part, one after the other."""
+    from tracerl.rewards.verify.code import CodeTests
+
+    def milliseconds(run: Callable[[], object], count: int = 20) -> float:
+        run()
+        start = time.monotonic()
+        for _ in range(count):
+            run()
+        return 1000 * (time.monotonic() - start) / count
+
+    def isolated() -> None:
+        with pool.sandbox({"role": "solution", "program": program}) as sandbox:
+            sandbox.receive(30.0)
+
+    def examined() -> None:
+        with pool.examiner() as examiner:
+            tests = {"tests": ["pass"], "setup": "", "provides": [], "stop_at_failure": True}
+            examiner.send(tests, 30.0)
+            examiner.receive(30.0)
+            examiner.send({"described": {}}, 30.0)
+            while "done" not in examiner.receive(30.0):
+                pass
+            examiner.wait_until_idle(30.0)
+
+    program = "def f(x):\n    return x"
+    python = [sys.executable, "-I", "-S", "-c", ""]
+    isolation = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "/bin/true"]
+    pool = SandboxPool("bubblewrap", LIMITS, 0)
+    call = CodeTests("call", [{"args": [1], "expected": 1}], entry_point="f")
+    asserted = CodeTests("assert", ["assert f(1) == 1"], provides=("f",))
+    for name, run in (
+        ("a Python interpreter starts and ends", lambda: subprocess.run(python, check=True)),
+        ("bubblewrap starts and ends", lambda: subprocess.run(isolation, check=True)),
+        ("a sandbox starts, loads a program and ends", isolated),
+        ("an examiner forks, runs an empty test and cleans up", examined),
+        ("a call test", lambda: run_tests(pool, program, call)),
+        ("an assert test", lambda: run_tests(pool, program, asserted)),
+    ):
+        print(f"cost: {name}: {milliseconds(run):.1f} ms", flush=True)
+    pool.close()
+
+
 NUM_KILLS = 8
 
 
@@ -432,13 +513,17 @@ def main() -> None:
         help="folder of published benchmark files",
     )
     parser.add_argument(
-        "--only", choices=["math", "code", "hostile", "killed", "evaluation"], help="one part"
+        "--only",
+        choices=["math", "code", "cost", "hostile", "frames", "killed", "evaluation"],
+        help="one part",
     )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "math": lambda: math_figures(arguments.published),
         "code": lambda: code_figures(arguments.published),
+        "cost": cost_figures,
         "hostile": hostile_figures,
+        "frames": frame_figures,
         "killed": lambda: killed_figures(arguments.published),
         "evaluation": evaluation_figures,
     }

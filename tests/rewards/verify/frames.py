@@ -7,6 +7,10 @@ _TAKEOVER = """
 import fcntl, os, random, stat, struct
 
 rng = random.Random("SEED")
+LIES = True
+DESCRIBES = False
+DESCRIPTION = b'{"described": {"f": {"handle": 0}}}'
+DESCRIBED = struct.pack("<I", len(DESCRIPTION)) + DESCRIPTION
 pipes = [fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}") and stat.S_ISFIFO(os.fstat(fd).st_mode)]
 modes = {fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE: fd for fd in pipes}
 READING, WRITING = modes[os.O_RDONLY], modes[os.O_WRONLY]
@@ -59,7 +63,7 @@ def frame():
     elif kind == 6: payload = written({"error": data(3), "value": data(3)})
     else: payload = written({"value": data(5)})
     size = len(payload)
-    if rng.randrange(40) == 0: size = rng.choice([size + 7, 2**32 - 1, 2**31, 0, max(0, size - 3)])
+    if LIES and rng.randrange(40) == 0: size = rng.choice([size + 7, 2**32 - 1, 2**31, 0, max(0, size - 3)])
     return struct.pack("<I", size) + payload
 
 def exactly(size):
@@ -78,13 +82,22 @@ write(struct.pack("<I", len(loaded)) + loaded)
 while True:
     question = exactly(struct.unpack("<I", exactly(4))[0])
     rng.seed("SEED " + question.decode())  # another frame for every test, even in a new sandbox
-    write(frame())
+    write(DESCRIBED if DESCRIBES and b"describe" in question else frame())
 """
 
 
-def fuzzing_program(seed: int) -> str:
-    """A program that answers each call with a random, truncated, nested, huge or ill-typed frame."""
-    return _TAKEOVER.replace("SEED", str(seed))
+def fuzzing_program(seed: str, ends: bool = True) -> str:
+    """A program that answers each request with a random, truncated, nested, huge or ill-typed frame.
+
+    ends: also with such as end the talk: of another length than they say, or for an answer to what
+    names the program has.
+    """
+    program = _TAKEOVER.replace("SEED", seed)
+    if ends:
+        return program
+    return program.replace("LIES = True", "LIES = False").replace(
+        "DESCRIBES = False", "DESCRIBES = True"
+    )
 
 
 def replying_program(payload: str) -> str:

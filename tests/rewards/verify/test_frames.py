@@ -70,7 +70,7 @@ def test_a_value_that_cannot_be_compared_is_a_verdict(pool, payload):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_frames_end_as_verdicts_and_none_is_paid(pool, seed):
-    program = fuzzing_program(seed)
+    program = fuzzing_program(str(seed))
     for tests in (calls(RECORD, NUM_FRAMES), asserts(NUM_FRAMES)):
         verdicts = run_tests(pool, program, tests)
         assert len(verdicts) == NUM_FRAMES
