@@ -6,22 +6,19 @@ and an older commit brings back its own.
 """
 
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.repository import commit, git
-from tests.tiny_run import ROOT, digests, tiny_params, write_params
+from tests.chain import chain_params, commit_and_tag, dvc, make_chain, results, stages_run
+from tests.repository import git
 
 pytestmark = pytest.mark.timeout(600)
 
 STAGES = [
+    "code",
+    "params",
     "tasks",
     "base",
     "traces",
@@ -41,78 +38,20 @@ STAGES = [
 ]
 
 
-def dvc(folder: Path, *arguments: str) -> str:
-    """Output of a DVC command in a project folder; it must succeed."""
-    bin_folder = str(Path(sys.executable).parent)
-    env = {
-        **os.environ,
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": str(folder / "src"),
-        "OMP_NUM_THREADS": "1",
-        "DVC_SITE_CACHE_DIR": str(folder.parent / "site-cache"),
-        "DVC_NO_ANALYTICS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def stages_run(output: str) -> list[str]:
-    return re.findall(r"Running stage '([^']+)'", output)
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A git repository with tiny params and two evaluations, in which `dvc repro` has run once; its
     results are the tag `first`."""
     folder = tmp_path_factory.mktemp("chain") / "project"
-    for name in ("src", "stages", ".dvc"):
-        shutil.copytree(
-            ROOT / name,
-            folder / name,
-            ignore=shutil.ignore_patterns("__pycache__", "cache", "tmp", "*.egg-info"),
-        )
-    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
-        shutil.copy(ROOT / name, folder / name)
-    (folder / "reports").mkdir()
-    shutil.copy(ROOT / "reports" / "baseline.json", folder / "reports")
-    params = tiny_params()
+    params = chain_params()
     params["evaluate"] = {name: params["evaluate"][name] for name in ("rl-short", "wide-k8")}
-    params["tasks"]["sets"]["sums-short"]["path"] = "data/raw/easy.jsonl"
-    write_params(folder, params)
-    (folder / "data" / "raw").mkdir(parents=True)
-    (folder / "easy.jsonl").rename(folder / "data" / "raw" / "easy.jsonl")
-    git(folder, "init", "--quiet")
+    make_chain(folder, params)
     dvc(folder, "remote", "add", "--quiet", "--default", "store", str(folder.parent / "store"))
     order = stages_run(dvc(folder, "repro"))
     assert sorted(order) == sorted(STAGES)
     (folder / "order").write_text("\n".join(order))
     commit_and_tag(folder, "first")
     return folder
-
-
-def commit_and_tag(folder: Path, name: str) -> None:
-    commit(folder, name)
-    git(folder, "tag", name)
-
-
-def results(folder: Path) -> dict[str, str]:
-    """Digests of everything the stages made, without DVC's and git's own files."""
-    made = {
-        **digests(folder / "data"),
-        **{f"reports/{name}": digest for name, digest in digests(folder / "reports").items()},
-    }
-    return {
-        name: digest
-        for name, digest in made.items()
-        if not name.endswith(".gitignore") and not name.startswith("raw/")
-    }
 
 
 def test_the_chain_runs_from_nothing_and_leaves_no_scratch(project: Path) -> None:
@@ -177,7 +116,7 @@ def test_a_changed_bound_reruns_the_validation_and_the_report_only(project: Path
     params["validation"]["drift"] = 0.4
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     validations = ["validate@evals", "validate@rollouts", "validate@tasks", "validate@traces"]
-    assert sorted(stages_run(dvc(project, "repro"))) == ["report", *validations]
+    assert sorted(stages_run(dvc(project, "repro"))) == ["params", "report", *validations]
 
 
 def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> None:
@@ -190,7 +129,7 @@ def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> No
     params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     rerun = stages_run(dvc(project, "repro"))
-    chain = ["sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
+    chain = ["params", "sft@long", "rl@long", "rl@enlarge", "rl@wide", "evaluate@wide-k8", "report"]
     assert [stage for stage in rerun if not stage.startswith("validate")] == chain
     assert sorted(stage for stage in rerun if stage.startswith("validate")) == [
         "validate@evals",
