@@ -47,16 +47,17 @@ def stage_names(params: Params) -> list[str]:
     return names
 
 
-def stage_params(params: Params, stage: str) -> dict[str, Any]:
-    """The part of the params that a stage reads, as plain data: only what can change its result."""
+def stage_params(tree: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The part of the params (as plain data, resolved) that a stage reads: only what can change its
+    result."""
     kind, _, name = stage.partition("@")
-    part: dict[str, Any] = {}
-    for section in SECTIONS[kind]:
-        part[section] = params.model_dump(mode="json", include={section})[section]
+    part: dict[str, Any] = {section: tree[section] for section in SECTIONS[kind]}
     if name:
-        part[kind] = {name: part[kind][name]}
+        part[kind] = {name: tree[kind][name]}
     if "verification" in part:
-        del part["verification"]["num_workers"]
+        judging = dict(tree["verification"])
+        del judging["num_workers"]
+        part["verification"] = judging
     return part
 
 
@@ -72,8 +73,9 @@ def write_stage_params(source: Path, folder: Path) -> None:
     """Writes <stage>.yaml for every stage, run.yaml and the file itself into a folder. Raises ParamsError if the
     params file is wrong."""
     params = load_params(source)
+    tree = params.model_dump(mode="json")
     for stage in stage_names(params):
-        _write(folder / f"{stage}.yaml", stage_params(params, stage))
+        _write(folder / f"{stage}.yaml", stage_params(tree, stage))
     _write(folder / f"{RUN}.yaml", run_params(params))
     write_text(folder / "params.yaml", source.read_text())
 
@@ -116,7 +118,9 @@ def _parse(data: Mapping[str, Any], path: Path) -> Params:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text())
+        if not isinstance(data, dict):
+            raise ValueError("no names and values")
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise DataError(
             "the params of a stage cannot be read",
