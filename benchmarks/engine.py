@@ -24,13 +24,13 @@ import numpy as np
 import torch
 
 from benchmarks.rows import merge_rows, row
-from tracerl.evaluation.generate import changed_settings, default_settings
+from tracerl.evaluation.generate import change_settings, default_settings
 from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.policy import Policy, new_model
 from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache
 from tracerl.sampling.drawing import draw
+from tracerl.sampling.orders import choose
 from tracerl.sampling.sampler import Request, sample
-from tracerl.sampling.unmasking import choose
 from tracerl.seeds import generator_for, key_for, uniforms
 from tracerl.settings.sampling import Sampler
 
@@ -46,10 +46,8 @@ CASES = {
 SETTINGS = {
     "block_size": 4,
     "steps_per_block": 4,
-    "remasking": "dynamic",
-    "threshold": 0.012,
+    "order.threshold": 0.012,
     "temperature": 1.0,
-    "cache": "exact",
     "max_prompt_tokens": 256,
     "max_new_tokens": 128,
     "max_rows": 32,
@@ -209,7 +207,7 @@ def compare(
     """A row of the engine against plain generation: the better of `repeats` runs of each, in turn,
     and a run of both in float64."""
     settings, requests = (
-        changed_settings(default_settings("block_causal"), SETTINGS),
+        change_settings(default_settings("block_causal"), SETTINGS),
         workload(num_samples),
     )
     model, exact = build(device, torch.float32), build(device, torch.float64)

@@ -120,7 +120,7 @@ def rollouts(
     clock: Callable[[Callable[[], object]], float],
 ) -> None:
     """Groups of eight responses to prompts of one length, twice as many as there are slots."""
-    settings, arch = settings_of(options, {"cache": "exact"}), model.architecture
+    settings, arch = settings_of(options, {"cache": {"kind": "exact"}}), model.architecture
     requests = []
     for i in range(max(1, options.rows // 4)):
         prompt = (

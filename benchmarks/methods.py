@@ -27,8 +27,9 @@ from tracerl.models.transformer import Architecture
 from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
 from tracerl.settings.params import load_params
-from tracerl.settings.tasks import TaskSet
-from tracerl.settings.training import Optimizer, RlRound, Training
+from tracerl.settings.rounds import RlRound
+from tracerl.settings.tasks import SumsSet
+from tracerl.settings.training import Optimizer, RandomObjective, Training
 from tracerl.tasks import make_task_set
 from tracerl.training.collect import Judging
 from tracerl.training.rl import Models, TaskPools, train_rl
@@ -47,9 +48,7 @@ OPTIMIZER: dict[str, Any] = {
     "decay": 0.0,
 }
 ORDERED: dict[str, Any] = {
-    "remasking": "plackett_luce",
-    "order_temperature": 0.5,
-    "order_score": "max_logprob",
+    "order": {"kind": "plackett_luce", "temperature": 0.5, "score": "max_logprob"}
 }
 VALUE: dict[str, Any] = {
     "start": "policy",
@@ -62,30 +61,41 @@ VALUE: dict[str, Any] = {
 }
 # What each method needs beside the shared settings.
 ROWS: dict[str, dict[str, Any]] = {
-    "tracerl": {},
-    "tracerl, value model": {"method": "tracerl", "advantages": "gae", "value": VALUE},
-    "random": {"copies": 2, "noise": [0.1, 0.9]},
-    "coupled": {"copies": 1, "noise": [0.1, 0.9]},
-    "diffucoder": {"copies": 1, "noise": [0.2, 0.8]},
-    "diffu_grpo": {"prompt_masking": 0.15},
-    "wd1": {
-        "prompt_masking": 0.0,
-        "ratio": "none",
-    },  # a masked operand of so short a prompt makes another problem
+    "tracerl": {"method": {"kind": "tracerl"}},
+    "tracerl, value model": {
+        "method": {"kind": "tracerl"},
+        "advantages": "gae",
+        "value": VALUE,
+    },
+    "random": {"method": {"kind": "random", "copies": 2, "noise": [0.1, 0.9]}},
+    "coupled": {"method": {"kind": "coupled", "copies": 1, "noise": [0.1, 0.9]}},
+    "diffucoder": {"method": {"kind": "diffucoder", "copies": 1, "noise": [0.2, 0.8]}},
+    "diffu_grpo": {"method": {"kind": "diffu_grpo", "prompt_masking": 0.15}},
+    # A masked operand of so short a prompt makes another problem.
+    "wd1": {"method": {"kind": "wd1", "prompt_masking": 0.0}, "ratio": "none"},
     "spg": {
-        "copies": 2,
-        "noise": [0.0, 1.0],
-        "bound_exponent": 1.5,
-        "bound_share": 0.5,
+        "method": {
+            "kind": "spg",
+            "copies": 2,
+            "noise": [0.0, 1.0],
+            "bound_exponent": 1.5,
+            "bound_share": 0.5,
+        },
         "ratio": "none",
     },
-    "gdpo": {"copies": 1, "nodes": 3, "ratio": "sequence"},
-    "espo": {"copies": 2, "noise": [0.05, 0.95], "ratio": "sequence"},
-    "step_merge": {"segments": 8, "ratio": "sequence"},
+    "gdpo": {"method": {"kind": "gdpo", "copies": 1, "nodes": 3}, "ratio": "sequence"},
+    "espo": {
+        "method": {"kind": "espo", "copies": 2, "noise": [0.05, 0.95]},
+        "ratio": "sequence",
+    },
+    "step_merge": {"method": {"kind": "step_merge", "segments": 8}, "ratio": "sequence"},
     "mask_aware": {
-        "segments": 8,
-        "order_weight": 1.0,
-        "order_clip": [0.2, 0.2],
+        "method": {
+            "kind": "mask_aware",
+            "segments": 8,
+            "order_weight": 1.0,
+            "order_clip": [0.2, 0.2],
+        },
         "ratio": "sequence",
         "sampler": ORDERED,
     },
@@ -105,10 +115,7 @@ def base(family: str, tokenizer: Tokenizer, tasks: list[Task], steps: int, folde
     architecture = Architecture(**shape, vocab_size=tokenizer.vocab_size, mask_id=tokenizer.mask_id)
     model = new_model(architecture, generator_for(1, "base", "weights"))
     settings = Training(
-        objective="random",
-        noise=(0.0, 1.0),
-        weighting="uniform",
-        shrink=1,
+        objective=RandomObjective(kind="random", noise=(0.0, 1.0), weighting="uniform"),
         block_sizes={4: 1.0},
         tasks={"sums": 1.0},
         num_steps=steps,
@@ -144,7 +151,7 @@ def round_of(method: str, iterations: int, problems: int) -> RlRound:
     shipped = load_params(PARAMS).rl["short"].model_dump()
     sampler = {
         **shipped["sampler"],
-        "remasking": "static",
+        "order": {"kind": "static"},
         "max_new_tokens": 12,
         **own.pop("sampler", {}),
     }
@@ -153,10 +160,10 @@ def round_of(method: str, iterations: int, problems: int) -> RlRound:
         "every": iterations,
         "num_problems": problems,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     changes = {
-        "method": method,
         "tasks": {"sums": 1.0},
         "iterations": iterations,
         "groups": 16,
@@ -187,7 +194,7 @@ def main() -> None:
     tokenizer = character_tokenizer()
     tasks = make_task_set(
         "sums",
-        TaskSet(source="sums", difficulty=(2, 3), num_train=600, num_test=options.problems),
+        SumsSet(source="sums", difficulty=(2, 3), num_train=600, num_test=options.problems),
         0.25,
         1,
         Path(),

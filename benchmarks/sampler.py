@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from tracerl.evaluation.generate import changed_settings, default_settings
+from tracerl.evaluation.generate import change_settings, default_settings
 from tracerl.models.policy import Policy, new_model
 from tracerl.models.transformer import Architecture
 from tracerl.sampling.sampler import Request, sample
@@ -23,13 +23,13 @@ from tracerl.seeds import generator_for, key_for
 from tracerl.settings.sampling import Sampler
 
 MODES: dict[str, list[dict[str, object]]] = {
-    "sdar": [{"cache": "none"}, {"cache": "exact"}],
+    "sdar": [{"kind": "none"}, {"kind": "exact"}],
     "llada": [
-        {"cache": "none"},
-        {"cache": "prefix"},
-        {"cache": "dual"},
-        {"cache": "window", "horizon": 32, "refresh_sees": "canvas"},
-        {"cache": "dual", "refresh_every": 4},
+        {"kind": "none"},
+        {"kind": "prefix", "refresh_every": None},
+        {"kind": "dual", "refresh_every": None},
+        {"kind": "window", "horizon": 32, "refresh_every": None, "refresh_sees": "canvas"},
+        {"kind": "dual", "refresh_every": 4},
     ],
 }
 
@@ -60,14 +60,14 @@ def settings_of(options: argparse.Namespace, changes: dict[str, object]) -> Samp
     given: dict[str, object] = {
         "block_size": options.block_size,
         "steps_per_block": options.steps_per_block,
-        "remasking": "static",
+        "order.kind": "static",
         "temperature": 1.0,
         "max_prompt_tokens": options.prompt,
         "max_new_tokens": options.new_tokens,
-        "cache": "none",
+        "cache": {"kind": "none"},
         "max_rows": options.rows,
     }
-    return changed_settings(default_settings("full"), given | changes)
+    return change_settings(default_settings("full"), given | changes)
 
 
 def measured(model: Policy, requests: list[Request], settings: Sampler) -> tuple[float, int, int]:
@@ -118,7 +118,9 @@ def main() -> None:
         model = model_of(family, options)
         without = 0.0
         for changes in modes:
-            seconds, tokens, forwards = measured(model, requests, settings_of(options, changes))
+            seconds, tokens, forwards = measured(
+                model, requests, settings_of(options, {"cache": changes})
+            )
             without = without or seconds
             name = " ".join(
                 [family, *(str(value) for value in changes.values() if value != "canvas")]

@@ -37,13 +37,16 @@ TASK_FILES = {
     "humaneval": {"num_train": 0, "num_test": 164},
 }
 
+STATIC = {"kind": "static"}
+DYNAMIC = {"kind": "dynamic", "threshold": 0.9}
+MODES = {"static": {"order": STATIC}, "dynamic": {"order": DYNAMIC}}
+
 BLOCK_SAMPLER = {
     "block_size": 4,
     "steps_per_block": 4,
-    "remasking": "dynamic",
-    "threshold": 0.9,
+    "order": DYNAMIC,
     "temperature": 1.0,
-    "cache": "exact",
+    "cache": {"kind": "exact"},
     "max_prompt_tokens": 1024,
     "max_new_tokens": 2000,
     "max_rows": 256,
@@ -51,18 +54,15 @@ BLOCK_SAMPLER = {
 FULL_SAMPLER = {
     "block_size": 32,
     "steps_per_block": 32,
-    "remasking": "static",
-    "threshold": 0.9,
+    "order": STATIC,
     "temperature": 0.8,
-    "cache": "window",
-    "horizon": 128,
-    "refresh_sees": "canvas",
+    "cache": {"kind": "window", "horizon": 128, "refresh_every": None, "refresh_sees": "canvas"},
     "max_prompt_tokens": 1024,
     "max_new_tokens": 1024,
     "max_rows": 64,
 }
 RL = {
-    "method": "tracerl",
+    "method": {"kind": "tracerl"},
     "pass_rate": [0.2, 0.8],
     "advantages": "group",
     "clip": [0.2, 0.2],
@@ -103,21 +103,26 @@ FULL_RL = {
 }
 # Mask-aware policy gradients: N = 32 segments of 4 of the 128 steps, K = 12 of them scored, mu =
 # 12, 48 responses in groups of 6.
+PLACKETT_LUCE = {"kind": "plackett_luce", "temperature": 0.5, "score": "max_logit"}
+MASK_AWARE_MODES = {"static": {"order": STATIC}, "plackett_luce": {"order": PLACKETT_LUCE}}
 MASK_AWARE_SAMPLER = {
     "block_size": 32,
     "steps_per_block": 16,
-    "remasking": "plackett_luce",
-    "order_temperature": 0.5,
-    "order_score": "max_logit",
+    "order": PLACKETT_LUCE,
     "temperature": 0.9,
-    "cache": "none",
+    "cache": {"kind": "none"},
     "max_prompt_tokens": 512,
     "max_new_tokens": 256,
     "max_rows": 64,
 }
 MASK_AWARE_RL = {
     **FULL_RL,
-    "method": "mask_aware",
+    "method": {
+        "kind": "mask_aware",
+        "segments": 12,
+        "order_weight": 1.0,
+        "order_clip": [3e-4, 4e-4],
+    },
     "ratio": "sequence",
     "groups": 8,
     "group_size": 6,
@@ -125,11 +130,8 @@ MASK_AWARE_RL = {
     "min_groups": 1,
     "pass_rate": [0.0, 1.0],
     "shrink": 4,
-    "segments": 12,
     "epochs": 12,
     "clip": [3e-4, 4e-4],
-    "order_clip": [3e-4, 4e-4],
-    "order_weight": 1.0,
     "kl_weight": 0.0,
     "lora": {"rank": 128, "alpha": 64.0, "dropout": 0.05, "targets": ALL_PROJECTIONS},
     "optimizer": {
@@ -142,12 +144,6 @@ MASK_AWARE_RL = {
     },
 }
 SFT = {
-    "init": "base",
-    "data": "traces",
-    "objective": "trace",
-    "weighting": "uniform",
-    "shrink": 1,
-    "num_steps": 500,
     "batch_size": 64,
     "micro_batch_tokens": 16384,
     "max_length": 4096,
@@ -161,6 +157,14 @@ SFT = {
         "decay": 0.0,
     },
 }
+# A round of SFT on the model's own traces.
+TRACE_ROUND = {
+    "init": "base",
+    "data": "traces",
+    "objective": {"kind": "trace", "shrink": 1},
+    "num_steps": 500,
+    "optimizer": {"lr": 1e-6},
+}
 
 
 def block(
@@ -168,33 +172,30 @@ def block(
     tasks: Mapping[str, Any] = MATH,
     sft: bool = False,
     enlarge: bool = False,
-    **sampler: Any,
+    sampler: Mapping[str, Any] | None = None,
 ) -> Tree:
     """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to
     block 8 in a round of two phases."""
-    rounds: dict[str, Tree] = {"math": {**BLOCK_RL, "init": "sft@trace" if sft else "base"}}
+    rounds: dict[str, Tree] = {"math": {"init": "sft@trace" if sft else "base"}}
     if enlarge:
-        small, wide = ({"block_size": size, "steps_per_block": size} for size in (4, 8))
-        phases = [
-            {"name": "small", "iterations": 60, "sampler": small},
-            {"name": "wide"},
-        ]  # rollouts at 4, then at 8; training at 8
-        enlarging = {
-            "iterations": 100,
+        small = {"block_size": 4, "steps_per_block": 4}
+        wide = {"block_size": 8, "steps_per_block": 8}
+        rounds["enlarge"] = {
+            "init": "rl@math",
             "train_block_size": 8,
-            "phases": phases,
-            "sampler": {**BLOCK_SAMPLER, **wide},
+            "sampler": wide,
+            # rollouts at 4, then at 8; training at 8
+            "phases": [{"name": "small", "iterations": 60, "sampler": small}, {"name": "wide"}],
         }
-        rounds["enlarge"] = {**BLOCK_RL, "init": "rl@math", **enlarging}
-    traces = {"block_size": 4, "pick": 2, "step_tokens": 2}
     return profile(
         path,
         tasks,
-        {**BLOCK_SAMPLER, **sampler},
-        traces,
-        {"trace": SFT} if sft else {},
-        rounds,
-        ["static", "dynamic"],
+        sampler={**BLOCK_SAMPLER, **(sampler or {})},
+        traces={"block_size": 4, "pick": 2, "step_tokens": 2},
+        sft={"trace": TRACE_ROUND} if sft else {},
+        rl=BLOCK_RL,
+        rounds=rounds,
+        modes=MODES,
     )
 
 
@@ -202,51 +203,54 @@ def full(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False) -> Tree:
     """A full-attention checkpoint with TraceRL's settings for Dream: block 32, static, horizon 128,
     shrink 8, 16 tokens a trace step."""
     name = "code" if tasks is CODE else "math"
-    rounds = {name: {**FULL_RL, "init": "sft@trace" if sft else "base"}}
-    traces = {"block_size": 32, "pick": 2, "step_tokens": 16}
     return profile(
         path,
         tasks,
-        FULL_SAMPLER,
-        traces,
-        {"trace": {**SFT, "shrink": 1}} if sft else {},
-        rounds,
-        ["static", "dynamic"],
+        sampler=FULL_SAMPLER,
+        traces={"block_size": 32, "pick": 2, "step_tokens": 16},
+        sft={"trace": TRACE_ROUND} if sft else {},
+        rl=FULL_RL,
+        rounds={name: {"init": "sft@trace" if sft else "base"}},
+        modes=MODES,
     )
 
 
 def mask_aware(path: str) -> Tree:
     """LLaDA-8B with mask-aware policy gradients: an order drawn by Plackett-Luce, scored with the
     tokens."""
-    traces = {"block_size": 32, "pick": 2, "step_tokens": 2}
-    rounds = {"math": {**MASK_AWARE_RL, "init": "base"}}
-    return profile(path, MATH, MASK_AWARE_SAMPLER, traces, {}, rounds, ["static", "plackett_luce"])
+    return profile(
+        path,
+        MATH,
+        sampler=MASK_AWARE_SAMPLER,
+        traces={"block_size": 32, "pick": 2, "step_tokens": 2},
+        sft={},
+        rl=MASK_AWARE_RL,
+        rounds={"math": {"init": "base"}},
+        modes=MASK_AWARE_MODES,
+    )
 
 
 def profile(
     path: str,
     tasks: Mapping[str, Any],
+    *,
     sampler: Tree,
     traces: Tree,
     sft: dict[str, Tree],
-    rl: dict[str, Tree],
-    remasking: list[str],
+    rl: Tree,
+    rounds: dict[str, Tree],
+    modes: Tree,
 ) -> Tree:
-    """params.yaml with a checkpoint, its task files and its rounds."""
+    """params.yaml with a checkpoint, its task files and its rounds.
+
+    sft, rounds: what each round of sft and rl says. rl: what all rounds of rl have in common.
+    """
     params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
-    any_sft, any_rl, any_evaluation = (
-        next(iter(params[kind].values())) for kind in ("sft", "rl", "evaluate")
-    )
+    defaults = params["defaults"]
     names = [tasks["train"], *tasks["test"]]
-    whole_sampler = {**params["traces"]["sampler"], **sampler}
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
-    held_out = {
-        **any_rl["held_out"],
-        "tasks": list(tasks["test"]),
-        "num_problems": 100,
-        "remasking": remasking,
-    }
+    held_out = {"tasks": list(tasks["test"]), "num_problems": 100, "modes": modes}
     params["compute"] = {
         "device": "cuda",
         "dtype": "bfloat16",
@@ -258,43 +262,32 @@ def profile(
         name: {"source": "file", "path": f"data/raw/{name}.parquet", **TASK_FILES[name]}
         for name in names
     }
+    defaults["sampler"] |= sampler
+    defaults["sft"] |= {**SFT, "block_sizes": block_sizes}
+    defaults["rl"] |= {**rl, "held_out": {**defaults["rl"]["held_out"], **held_out}}
     params["base"]["path"] = f"data/raw/{path}"
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)
     params["traces"].update(
-        traces,
-        preferred={tasks["train"]: 2000} if sft else {},
-        rollouts={},
-        batch_size=32,
-        sampler=whole_sampler,
+        traces, preferred={tasks["train"]: 2000} if sft else {}, rollouts={}, batch_size=32
     )
-    params["sft"] = {
-        name: {**any_sft, **changes, "tasks": share, "block_sizes": block_sizes}
-        for name, changes in sft.items()
-    }
+    del params["traces"]["sampler"]
+    params["sft"] = {name: {**changes, "tasks": share} for name, changes in sft.items()}
     params["rl"] = {
-        name: {
-            **any_rl,
-            "tasks": share,
-            "held_out": held_out,
-            **changes,
-            "sampler": {**whole_sampler, **changes.get("sampler", {})},
-        }
-        for name, changes in rl.items()
+        name: {**changes, "tasks": share, "optimizer": {"lr": rl["optimizer"]["lr"]}}
+        for name, changes in rounds.items()
     }
-    params["evaluation"].update(
-        num_problems=1319, num_samples=3, batch_size=64, remasking=remasking
-    )
+    params["evaluation"].update(num_problems=1319, num_samples=3, batch_size=64, modes=modes)
     params["evaluate"] = {
-        checkpoint.replace("@", "-"): {
-            **any_evaluation,
-            "checkpoint": checkpoint,
-            "tasks": list(tasks["test"]),
-            "sampler": params["rl"][checkpoint[3:]]["sampler"]
-            if checkpoint.startswith("rl@")
-            else whole_sampler,
-        }
-        for checkpoint in ("base", *(f"sft@{name}" for name in sft), *(f"rl@{name}" for name in rl))
+        checkpoint.replace("@", "-"): {"checkpoint": checkpoint, "tasks": list(tasks["test"])}
+        for checkpoint in (
+            "base",
+            *(f"sft@{name}" for name in sft),
+            *(f"rl@{name}" for name in rounds),
+        )
     }
+    for name, changes in rounds.items():
+        if "sampler" in changes:
+            params["evaluate"][f"rl-{name}"]["sampler"] = changes["sampler"]
     return params
 
 
@@ -305,7 +298,8 @@ PROFILES: dict[str, Tree] = {
     "trado-4b": block("TraDo-4B-Instruct"),
     "trado-8b": block("TraDo-8B-Instruct"),
     "trado-8b-thinking": block(
-        "TraDo-8B-Thinking", max_new_tokens=30000, max_rows=64, opening="<think>\n"
+        "TraDo-8B-Thinking",
+        sampler={"max_new_tokens": 30000, "max_rows": 64, "opening": "<think>\n"},
     ),
     "llada-8b": mask_aware("LLaDA-8B-Instruct"),
     "llada-1.5": full("LLaDA-1.5"),

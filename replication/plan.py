@@ -16,7 +16,6 @@ stage. replication/dvc.yaml judges them.
 import argparse
 import copy
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 import yaml
 
 from tracerl.disk import write_text
+from tracerl.settings.defaults import resolve
 from tracerl.settings.params import Params, load_params, parse_params
 
 HERE = Path(__file__).resolve().parent
@@ -78,8 +78,8 @@ def read_table() -> Tree:
 
 
 def default_params() -> Tree:
-    """The shipped params as plain data, nothing shared between two keys."""
-    params: Tree = json.loads(json.dumps(yaml.safe_load((ROOT / "params.yaml").read_text())))
+    """The shipped params as plain data, every default written out."""
+    params: Tree = resolve(yaml.safe_load((ROOT / "params.yaml").read_text()))
     return params
 
 
@@ -290,7 +290,7 @@ def estimated_seconds(table: Tree, one: World) -> float:
     params: Params = parse_params(one.params, where=one.name)
     total = rates["base_step"] * params.base.train.num_steps
     total += sum(
-        rates["sft_step"][settings.objective] * settings.num_steps
+        rates["sft_step"][settings.objective.kind] * settings.num_steps
         for settings in params.sft.values()
     )
     responses = sum(params.traces.rollouts.values()) * params.traces.group_size + 2 * sum(
@@ -300,17 +300,14 @@ def estimated_seconds(table: Tree, one: World) -> float:
         total += (
             rates["iteration"] * settings.iterations * (1.5 if settings.value is not None else 1.0)
         )
-        asked = (
-            settings.held_out.num_problems * len(settings.tasks) * len(settings.held_out.remasking)
-        )
+        held_out = settings.held_out
+        samples = sum(mode.samples(held_out.num_samples) for mode in held_out.modes.values())
+        asked = held_out.num_problems * len(settings.tasks) * samples
         responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
     for evaluation in params.evaluate.values():
-        one_sample = (
-            params.evaluation.num_problems
-            * len(evaluation.tasks)
-            * len(params.evaluation.remasking)
-        )
-        responses += params.evaluation.num_samples * one_sample
+        common = params.evaluation
+        samples = sum(mode.samples(common.num_samples) for mode in common.modes.values())
+        responses += common.num_problems * len(evaluation.tasks) * samples
     return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
 
 

@@ -32,7 +32,6 @@ def main(name: str) -> None:
     params = entry.start(stage, ranks=True)
     judging.prepare(params)
     settings = params.evaluate[name]
-    common = params.evaluation
     checkpoint = paths.CHECKPOINTS / settings.checkpoint
     files = paths.task_files(settings.tasks)
     space = open_workspace(stage, [checkpoint, *files.values()])
@@ -48,10 +47,12 @@ def main(name: str) -> None:
         "accuracy": accuracies(rows),
         "rows": [{"checkpoint": settings.checkpoint, **row} for row in rows],
         "settings": {
-            **settings.sampler.model_dump(exclude={"remasking"}),
+            "modes": {
+                mode: {**sampler.model_dump(), "num_samples": plan.num_samples[mode]}
+                for mode, sampler in plan.modes.items()
+            },
             "seed": params.seed,
             "policy_hash": plan.policy_hash,
-            "num_samples": common.num_samples,
             "truncated_is_wrong": params.truncated_is_wrong,
             "chat_template": tokenizer.template,
             "judged_by": provenance(plan.kinds),
@@ -79,13 +80,15 @@ def make_plan(
         test = held_out_tasks(tasks[task_set], f"{stage}: {task_set}")
         problems[task_set] = test[: params.evaluation.num_problems]
     modes: dict[str, Sampler] = {}
-    for mode in params.evaluation.remasking:
-        modes[mode] = settings.sampler.model_copy(update={"remasking": mode})
+    num_samples: dict[str, int] = {}
+    for name, mode in params.evaluation.modes.items():
+        modes[name] = mode.apply(settings.sampler)
+        num_samples[name] = mode.samples(params.evaluation.num_samples)
     return EvaluationPlan(
         stage=stage,
         problems=problems,
         modes=modes,
-        num_samples=params.evaluation.num_samples,
+        num_samples=num_samples,
         batch_size=params.evaluation.batch_size,
         policy_hash=policy,
         seed=params.seed,

@@ -8,7 +8,7 @@ from tracerl.rewards.judges.kinds import make_judge
 from tracerl.rewards.judges.questions import Judge
 from tracerl.rewards.verify.verifier import configure
 from tracerl.settings.params import Params
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 
 _made: dict[str, Judge] = {}
 
@@ -21,13 +21,10 @@ def prepare(params: Params) -> None:
 
 def judge(params: Params, name: str) -> Judge:
     """The judge of this name in verification.judges, one for all who ask for it."""
-    settings = (params.verification.judges or {})[name]
+    settings = params.verification.judges[name]
     if name not in _made:
-        key = (
-            os.environ.get(settings.api_key_variable)
-            if settings.api_key_variable is not None
-            else None
-        )
+        variable = settings.key_variable
+        key = None if variable is None else os.environ.get(variable)
         _made[name] = make_judge(name, settings, paths.ROOT, params.compute, key)
     return _made[name]
 

@@ -21,9 +21,10 @@ from tracerl.models.policy import Policy, fit_order_module
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.rollouts.responses import fitting_tasks, opening_ids
+from tracerl.sampling.orders import needs_module
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.store.parquet import seal
 from tracerl.training.collect import Judging
 from tracerl.training.process_rewards import ProcessRewarder
@@ -43,7 +44,7 @@ def main(name: str) -> None:
         )
     asked, drawn = (
         settings.held_out.tasks or list(settings.tasks),
-        dict.fromkeys(t for one in settings.stretches for t in one.tasks),
+        dict.fromkeys(t for one in settings.phase_rounds for t in one.tasks),
     )
     files = paths.task_files(dict.fromkeys([*drawn, *asked]))
     space = open_workspace(stage, [paths.CHECKPOINTS / settings.init, *files.values()])
@@ -55,7 +56,7 @@ def main(name: str) -> None:
         models.reference,
         *([value_model.transformer] if value_model is not None else []),
     )
-    samplers = [settings.sampler, *(one.sampler for one in settings.stretches)]
+    samplers = [settings.sampler, *(one.sampler for one in settings.phase_rounds)]
     tightest = min(
         samplers, key=lambda one: one.max_prompt_tokens - len(opening_ids(models.tokenizer, one))
     )
@@ -114,7 +115,7 @@ def load_models(params: Params, settings: RlRound, stage: str) -> Models:
         model, tokenizer = load_for_training(
             start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
         )
-        if any(one.sampler.order_score == "module" for one in settings.stretches):
+        if any(needs_module(one.sampler.order) for one in settings.phase_rounds):
             fit_order_module(model, generator_for(params.seed, stage, "order"))
         return model, tokenizer
 

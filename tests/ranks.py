@@ -107,7 +107,8 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
         "every": 4,
         "num_problems": 1,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     few = {
         "groups": 3,
@@ -119,7 +120,7 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
     }
     settings = round_of(
         "tracerl",
-        {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 6},
+        {"block_size": 2, "steps_per_block": 2, "order": {"kind": "static"}, "max_new_tokens": 6},
         advantages="gae",
         value=CRITIC,
         train_block_size=2,

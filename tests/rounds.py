@@ -12,9 +12,11 @@ import yaml
 from tests.tiny import END_IDS, MASK_ID
 from tracerl.models.policy import Policy
 from tracerl.models.value import ValueModel
-from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
+from tracerl.settings.defaults import resolve
+from tracerl.settings.methods import Method
 from tracerl.settings.models import Launch
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
+from tracerl.settings.structure import sections, tag_of
 from tracerl.training.collect import Collector, Judging
 from tracerl.training.credit import AdvantageEstimator
 from tracerl.training.critic import Critic
@@ -26,18 +28,21 @@ from tracerl.training.trainer import Trainer
 from tracerl.types import Rollout, Task, Trajectory
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
-# A value for every key that only some methods have.
-METHOD_VALUES: dict[str, Any] = {
-    "copies": 2,
-    "noise": [0.2, 0.8],
-    "prompt_masking": 0.15,
-    "nodes": 3,
-    "bound_exponent": 1.5,
-    "bound_share": 0.5,
-    "segments": 3,
-    "order_weight": 1.0,
-    "order_clip": [0.2, 0.2],
+# Every method with values of its own keys.
+METHOD_VALUES: dict[str, dict[str, Any]] = {
+    "tracerl": {},
+    "random": {"copies": 2, "noise": [0.2, 0.8]},
+    "coupled": {"copies": 2, "noise": [0.2, 0.8]},
+    "diffucoder": {"copies": 2, "noise": [0.2, 0.8]},
+    "diffu_grpo": {"prompt_masking": 0.15},
+    "wd1": {"prompt_masking": 0.15},
+    "spg": {"copies": 2, "noise": [0.2, 0.8], "bound_exponent": 1.5, "bound_share": 0.5},
+    "gdpo": {"copies": 2, "nodes": 3},
+    "espo": {"copies": 2, "noise": [0.2, 0.8]},
+    "step_merge": {"segments": 3},
+    "mask_aware": {"segments": 3, "order_weight": 1.0, "order_clip": [0.2, 0.2]},
 }
+PLACKETT_LUCE = {"kind": "plackett_luce", "temperature": 0.5, "score": "max_logit"}
 # A judge behind a server that nobody runs.
 SERVER: dict[str, Any] = {
     "kind": "server",
@@ -68,6 +73,7 @@ CRITIC: dict[str, Any] = {
         "decay": 0.0,
     },
 }
+METHODS: list[Any] = sections(Method)
 OWN_RATIO = {
     "wd1": "none",
     "spg": "none",
@@ -79,24 +85,20 @@ OWN_RATIO = {
 
 
 def round_of(method: str, sampler: dict[str, Any] | None = None, **changes: Any) -> RlRound:
-    """The shipped round rl.short with this method, its keys, and changes."""
-    data = yaml.safe_load(SHIPPED.read_text())["rl"]["short"]
-    data.update(
-        method=method,
-        ratio=OWN_RATIO.get(method, "token"),
-        **{key: METHOD_VALUES[key] for key in METHOD_KEYS[method]},
-    )
-    if method in WHOLE_RESPONSE:
-        data.update(kl="k2")
+    """The shipped round rl.short with this method, its keys, and changes of the round and of the
+    method."""
+    data = resolve(yaml.safe_load(SHIPPED.read_text()))["rl"]["short"]
+    keys = {key: changes.pop(key, value) for key, value in METHOD_VALUES[method].items()}
+    data.update(method={"kind": method, **keys}, ratio=OWN_RATIO.get(method, "token"))
+    order = {}
+    for section in METHODS:
+        if tag_of(section) == method:
+            if section.unit == "response":
+                data["kl"] = "k2"
+            if section.scores_order:
+                order = {"order": PLACKETT_LUCE}
     data.update(changes)
-    if method == "mask_aware":
-        sampler = {
-            "remasking": "plackett_luce",
-            "order_temperature": 0.5,
-            "order_score": "max_logit",
-            **(sampler or {}),
-        }
-    data["sampler"] = {**data["sampler"], **(sampler or {})}
+    data["sampler"] = {**data["sampler"], **order, **(sampler or {})}
     return RlRound.model_validate_json(json.dumps(data))
 
 

@@ -22,6 +22,9 @@ from tests.tiny_run import digests, environment, fails, run_stage, tiny_params, 
 NAMESPACES = (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount"))
 
 
+RANDOM = {"kind": "random", "noise": [0.0, 1.0], "weighting": "uniform"}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tasks and a base checkpoint."""
@@ -64,7 +67,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_and_keeps_the_last_stat
     folder: Path,
 ) -> None:
     params = tiny_params()
-    params["sft"]["short"].update(data="tasks", objective="random", save_every=1)
+    params["sft"]["short"].update(data="tasks", objective=RANDOM, save_every=1)
     params["sft"]["short"]["optimizer"].update(lr=1e30)
     write_params(folder, params)
     before = digests(folder / "data" / "checkpoints")
@@ -141,7 +144,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
         assert not os.environ.get("CI"), "no mount namespace can be made here"
         pytest.skip("needs a mount namespace to make a small disk")
     params = tiny_params()
-    params["sft"]["short"].update(data="tasks", objective="random")
+    params["sft"]["short"].update(data="tasks", objective=RANDOM)
     params["evaluate"]["sft-short"].update(checkpoint="base")
     write_params(folder, params)
     scratch = folder / "data" / "scratch"

@@ -54,8 +54,8 @@ from tracerl.objectives.plans import (
 from tracerl.objectives.views import Views, build_views, num_layout_tokens, row_bundles
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
-from tracerl.settings.sampling import Sampler
-from tracerl.settings.training import Optimizer, SftRound
+from tracerl.settings.sampling import Exact, NoCache, Sampler
+from tracerl.settings.training import Optimizer, RandomObjective, SftRound, TraceObjective
 from tracerl.training.sft import train_sft
 from tracerl.training.trainer import Trainer, pack_padded
 from tracerl.types import Trajectory
@@ -139,13 +139,11 @@ def test_the_exact_cache_changes_nothing_but_the_number_of_forwards(family, rema
     model, requests = MODELS[family], tiny_requests(PROMPT_LENGTHS)
     settings_ = tiny_sampler(block_size=block_size, steps_per_block=block_size, remasking=remasking)
     without, with_cache = (
-        sample(model, END_IDS, requests, settings_.model_copy(update={"cache": c}))
-        for c in ("none", "exact")
+        sample(model, END_IDS, requests, settings_.model_copy(update={"cache": cache}))
+        for cache in (NoCache(kind="none"), Exact(kind="exact"))
     )
     for one, other in zip(without, with_cache, strict=True):
-        assert_same(
-            one, other, without=["logprobs", "filtered_logprobs", "num_forwards", "cache_mode"]
-        )
+        assert_same(one, other, without=["logprobs", "filtered_logprobs", "num_forwards"])
         np.testing.assert_allclose(
             one.logprobs, other.logprobs, rtol=0, atol=1e-6
         )  # they are recorded in float32
@@ -447,7 +445,14 @@ def test_micro_batches_and_row_order_do_not_change_the_sft_loss(family):
             assert_close(one, other)
 
 
-@pytest.mark.parametrize("objective", ["random", "trace"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        RandomObjective(kind="random", noise=(0.0, 1.0), weighting="inverse_t"),
+        TraceObjective(kind="trace", shrink=1),
+    ],
+    ids=lambda objective: objective.kind,
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective, tmp_path):
     tokenizer = character_tokenizer()
@@ -462,9 +467,6 @@ def test_sft_takes_the_same_step_whatever_the_micro_batch_size(family, objective
             lora=None,
             data="traces",
             objective=objective,
-            noise=(0.0, 1.0),
-            weighting="inverse_t",
-            shrink=1,
             block_sizes={4: 0.5, 8: 0.5},
             tasks={"set": 1.0},
             num_steps=3,

@@ -17,7 +17,7 @@ from tracerl.gym import _exact_value, gym_items
 from tracerl.rewards.verify.sandbox import SandboxError, check_backend
 from tracerl.rewards.verify.verifier import configure, provenance, release, verify
 from tracerl.settings.rewards import Verification
-from tracerl.settings.tasks import TaskSet
+from tracerl.settings.tasks import GymSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 
@@ -85,6 +85,8 @@ def judges():
         pytest.skip(str(error))
     configure(
         Verification(
+            judge=None,
+            judges={},
             num_workers=1,
             math_cpu_seconds=3.0,
             sandbox="bubblewrap",
@@ -102,9 +104,7 @@ def judges():
 
 
 def tasks_of(task, count=2, **options):
-    settings = TaskSet(
-        source="gym", task=task, options=options or None, num_train=count, num_test=count
-    )
+    settings = GymSet(source="gym", task=task, options=options, num_train=count, num_test=count)
     return make_task_set("set", settings, 0.5, 1, Path("nowhere"))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from tests.published import published
 from tracerl import puzzles
@@ -21,7 +22,14 @@ from tracerl.types import Task
 
 
 def generated(source, low, high, count=60):
-    settings = TaskSet(source=source, difficulty=(low, high), num_train=count, num_test=count // 3)
+    settings: TaskSet = TypeAdapter(TaskSet).validate_python(
+        {
+            "source": source,
+            "difficulty": (low, high),
+            "num_train": count,
+            "num_test": count // 3,
+        }
+    )
     return make_task_set("set", settings, 0.25, 1, Path("nowhere"))
 
 

@@ -23,6 +23,7 @@ from stages.runtime.code import imported_files
 from stages.runtime.curves import write_curve
 from tests.reporting.synthetic_run import make_rollout, make_tasks
 from tests.repository import git
+from tests.rounds import METHOD_VALUES
 from tests.tiny_run import ROOT, run_stage, tiny_params, write_params
 from tracerl.disk import file_sha256, write_json
 from tracerl.errors import DataError
@@ -30,7 +31,6 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.masks import PAD
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.objectives import plans, views
-from tracerl.settings.methods import METHOD_KEYS
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.types import Trajectory
 
@@ -82,7 +82,7 @@ def test_what_is_shown_and_drawn_is_there_on_the_first_seed_at_least() -> None:
 
 
 def test_every_method_is_run_once_and_ablations_on_one_seed() -> None:
-    assert {one["method"] for one in FULL[0].params["rl"].values()} == set(METHOD_KEYS)
+    assert {one["method"]["kind"] for one in FULL[0].params["rl"].values()} == set(METHOD_VALUES)
     wd1 = [one.seed for one in FULL if "wd1" in one.params["rl"]]
     assert wd1 == [1]
 
@@ -360,7 +360,7 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     params = tiny_params()
     params["base"]["train"].update(num_steps=4)
-    params["evaluation"].update(num_problems=4, remasking=["static"])
+    params["evaluation"].update(num_problems=4, modes={"static": {"order": {"kind": "static"}}})
     params["evaluate"] = {
         "base": {**params["evaluate"]["sft-short"], "checkpoint": "base", "tasks": ["sums-short"]}
     }

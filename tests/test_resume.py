@@ -58,15 +58,14 @@ def resumable_params() -> dict[str, Any]:
     ]
     sampler = {
         **params["rl"]["short"]["sampler"],
-        "remasking": "plackett_luce",
-        "order_temperature": 0.5,
-        "order_score": "module",
+        "order": {"kind": "plackett_luce", "temperature": 0.5, "score": "module"},
     }
     params["rl"]["short"].update(
         advantages="gae", value=value, kl_to="synced", sync_every=3, phases=phases
     )
     params["rl"]["short"].update(
-        method="mask_aware", segments=4, order_weight=1.0, order_clip=[0.2, 0.2], sampler=sampler
+        method={"kind": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]},
+        sampler=sampler,
     )
     return params
 

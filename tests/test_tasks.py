@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import TypeAdapter
 
 from tracerl.errors import DataError, ParamsError
 from tracerl.rewards.verify.verifier import verify
-from tracerl.settings.tasks import Tasks, TaskSet
+from tracerl.settings.tasks import ArithmeticSet, FileSet, OpenSet, SumsSet, Tasks, TaskSet
 from tracerl.store.files import write_tasks
 from tracerl.store.schema import VERSION_KEY
 from tracerl.tasks import make_task_set, make_task_sets, split_of
@@ -47,8 +48,13 @@ def generated(
     seed: int = 1,
     name: str = "set",
 ) -> list[Task]:
-    settings = TaskSet(
-        source=source, difficulty=(lowest, highest), num_train=num_train, num_test=num_test
+    settings: TaskSet = TypeAdapter(TaskSet).validate_python(
+        {
+            "source": source,
+            "difficulty": (lowest, highest),
+            "num_train": num_train,
+            "num_test": num_test,
+        }
     )
     return make_task_set(name, settings, HELD_OUT, seed, NOWHERE)
 
@@ -158,8 +164,10 @@ def test_all_sets_of_the_params_are_made():
     settings = Tasks(
         held_out=HELD_OUT,
         sets={
-            "short": TaskSet(source="sums", difficulty=(2, 3), num_train=30, num_test=10),
-            "mixed": TaskSet(source="arithmetic", difficulty=(2, 4), num_train=30, num_test=10),
+            "short": SumsSet(source="sums", difficulty=(2, 3), num_train=30, num_test=10),
+            "mixed": ArithmeticSet(
+                source="arithmetic", difficulty=(2, 4), num_train=30, num_test=10
+            ),
         },
     )
     sets = make_task_sets(settings, 1, NOWHERE)
@@ -199,7 +207,7 @@ def user_file(folder: Path, rows: list[Any], suffix: str = ".jsonl") -> Path:
 
 
 def read(path: Path, num_train: int = 100, num_test: int = 100) -> list[Task]:
-    settings = TaskSet(source="file", path=path.name, num_train=num_train, num_test=num_test)
+    settings = FileSet(source="file", path=path.name, num_train=num_train, num_test=num_test)
     return make_task_set("mine", settings, HELD_OUT, 1, path.parent)
 
 
@@ -302,7 +310,7 @@ def test_what_is_wrong_with_a_row_is_said(tmp_path, line, words):
 @pytest.mark.parametrize("column", ["prompt", "rubric", "answer", "solution"])
 def test_a_row_of_an_open_file_holds_text(tmp_path, column):
     path = user_file(tmp_path, [{"prompt": "a", column: 3}])
-    settings = TaskSet(source="open", path=path.name, num_train=1, num_test=1)
+    settings = OpenSet(source="open", path=path.name, num_train=1, num_test=1)
     with pytest.raises(DataError, match=f"{column} is not text"):
         make_task_set("mine", settings, HELD_OUT, 1, path.parent)
 

@@ -86,17 +86,61 @@ def with_order_module(model: Policy) -> Policy:
     return model
 
 
-def tiny_sampler(**changes: Any) -> Sampler:
-    """Settings for a few small blocks; a remasking mode that needs numbers of its own has them."""
+# What a kind of order or cache has besides its name, by the column of the store that holds it.
+ORDER_KEYS = {
+    "static": {},
+    "sequential": {},
+    "dynamic": {"threshold": "threshold"},
+    "entropy": {"bound": "entropy_bound"},
+    "plackett_luce": {"temperature": "order_temperature", "score": "order_score"},
+}
+CACHE_KEYS = {
+    "none": {},
+    "exact": {},
+    "prefix": {"refresh_every": "refresh_every"},
+    "dual": {"refresh_every": "refresh_every"},
+    "window": {
+        "horizon": "horizon",
+        "refresh_every": "refresh_every",
+        "refresh_sees": "refresh_sees",
+    },
+}
+KIND_VALUES: dict[str, Any] = {
+    "threshold": 0.5,
+    "entropy_bound": 2.5,
+    "order_temperature": 0.5,
+    "order_score": "max_logprob",
+    "horizon": 3,
+    "refresh_every": None,
+    "refresh_sees": "canvas",
+}
+
+
+def order_of(kind: str, **values: Any) -> dict[str, Any]:
+    """Plain data of an order. values: by column; others are KIND_VALUES."""
+    keys = ORDER_KEYS[kind]
+    return {"kind": kind} | {
+        key: values.get(column, KIND_VALUES[column]) for key, column in keys.items()
+    }
+
+
+def cache_of(kind: str, **values: Any) -> dict[str, Any]:
+    """Plain data of a cache. values: by column; others are KIND_VALUES."""
+    keys = CACHE_KEYS[kind]
+    return {"kind": kind} | {
+        key: values.get(column, KIND_VALUES[column]) for key, column in keys.items()
+    }
+
+
+def tiny_sampler(remasking: str = "static", cache: str = "none", **changes: Any) -> Sampler:
+    """Settings for a few small blocks. remasking, cache: kinds; their own keys are changes by
+    column (threshold, order_score, horizon, ...), and KIND_VALUES where they are left out."""
+    values = {key: changes.pop(key) for key in list(changes) if key in KIND_VALUES}
     settings: dict[str, Any] = {
         "block_size": 4,
         "steps_per_block": 4,
         "schedule": "even",
-        "remasking": "static",
-        "threshold": 0.5,
-        "entropy_bound": 2.5,
-        "order_temperature": 0.5,
-        "order_score": "max_logprob",
+        "order": order_of(remasking, **values),
         "confidence": "raw",
         "confidence_of": "drawn",
         "temperature": 1.0,
@@ -106,10 +150,7 @@ def tiny_sampler(**changes: Any) -> Sampler:
         "opening": "",
         "max_prompt_tokens": 64,
         "max_new_tokens": 12,
-        "cache": "none",
-        "horizon": None,
-        "refresh_every": None,
-        "refresh_sees": None,
+        "cache": cache_of(cache, **values),
         "max_rows": 7,
         "cache_tokens": None,
     }

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tracerl.settings.defaults import resolve
+
 ROOT = Path(__file__).resolve().parents[1]
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -37,10 +39,16 @@ _FORKS.set_forkserver_preload(
 def tiny_params() -> dict[str, Any]:
     """params.yaml with a model of 20,000 parameters, a few steps in every stage, and `sums-short`
     so easy that a few steps teach it."""
-    params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params: dict[str, Any] = resolve(yaml.safe_load((ROOT / "params.yaml").read_text()))
+    params["defaults"] = {}  # every one is written out
     for task_set in params["tasks"]["sets"].values():
         task_set.update(num_train=60, num_test=20, difficulty=[2, 4])
-    params["tasks"]["sets"]["sums-short"].update(source="file", path="easy.jsonl")
+    params["tasks"]["sets"]["sums-short"] = {
+        "source": "file",
+        "path": "easy.jsonl",
+        "num_train": 60,
+        "num_test": 20,
+    }
     params["base"]["model"].update(
         hidden_size=32, intermediate_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16
     )

@@ -525,7 +525,7 @@ def generate(
       tracerl generate --model data/checkpoints/rl@long --prompts sums.txt --out sums.parquet
       tracerl generate --model SDAR-4B-Chat --prompts p.jsonl --out r.parquet --set temperature=1.0
       --num-samples 8 tracerl generate --model LLaDA-8B-Instruct --prompts p.txt --out r.parquet
-      --set cache=dual --set threshold=0.8 tracerl generate --model data/checkpoints/rl@wide
+      --set cache=dual --set order.threshold=0.8 tracerl generate --model data/checkpoints/rl@wide
       --prompts p.txt --out r.parquet --params params.yaml --sampler evaluate.wide-k8
     """
     from tqdm import tqdm
@@ -572,7 +572,7 @@ def chat(
     \b
     Examples:
       tracerl chat --model data/checkpoints/rl@long tracerl chat --model SDAR-4B-Chat --set
-      temperature=1.0 --set threshold=0.8 tracerl chat --model Dream-7B --set remasking=static --set
+      temperature=1.0 --set order.threshold=0.8 tracerl chat --model Dream-7B --set order.kind=static --set
       steps_per_block=16 --set cache=prefix
     """
     from rich.console import Console
@@ -634,7 +634,7 @@ def judge(
     from tracerl.settings.params import load_params
 
     run = load_params(params)
-    judges = run.verification.judges or {}
+    judges = run.verification.judges
     if name not in judges:
         raise DataError(
             "no judge of this name",
@@ -642,7 +642,8 @@ def judge(
             got=name,
             wanted=", ".join(judges) or "none there",
         )
-    key = os.environ.get(judges[name].api_key_variable or "")
+    variable = judges[name].key_variable
+    key = None if variable is None else os.environ.get(variable)
     rows = trial(
         make_judge(name, judges[name], root, run.compute, key),
         kind,
@@ -784,7 +785,7 @@ def _settings(
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
-    from tracerl.evaluation.generate import changed_settings, default_settings, sampler_of
+    from tracerl.evaluation.generate import change_settings, default_settings, sampler_of
     from tracerl.settings.params import load_params
 
     settings = (
@@ -807,7 +808,7 @@ def _settings(
                 where=f"--set {change}",
                 wanted="KEY=VALUE, such as --set temperature=1.0",
             )
-    return changed_settings(settings, pairs)
+    return change_settings(settings, pairs)
 
 
 def _settings_line(settings: "Sampler") -> str:

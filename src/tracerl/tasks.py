@@ -31,7 +31,19 @@ from tracerl.disk import json_rows, numbered_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
-from tracerl.settings.tasks import Tasks, TaskSet
+from tracerl.settings.base import Section
+from tracerl.settings.tasks import (
+    ArithmeticSet,
+    CountdownSet,
+    FileSet,
+    GeneratedSet,
+    GymSet,
+    OpenSet,
+    SudokuSet,
+    SumsSet,
+    Tasks,
+    TaskSet,
+)
 from tracerl.store.parquet import read_parquet
 from tracerl.store.schema import VERSION_KEY
 from tracerl.types import TASK_KINDS, Task
@@ -53,15 +65,16 @@ def make_task_set(
 
     Raises ParamsError if the generator runs out of distinct problems, DataError for a bad file.
     """
-    if settings.source == "file":
-        return _read_user_file(name, settings, held_out, root / str(settings.path))
-    if settings.source == "open":
-        return _read_open_file(name, settings, held_out, root / str(settings.path))
-    if settings.source == "gym":
-        return _chosen(_gym_tasks(name, settings, held_out, seed), settings, f"tasks.sets.{name}")
+    return _MAKERS[type(settings)](name, settings, held_out, seed, root)
+
+
+def _generated_tasks(
+    name: str, settings: GeneratedSet, held_out: float, seed: int, root: Path
+) -> list[Task]:
+    """Distinct problems of a generator, until both splits are full."""
     wanted = {"train": settings.num_train, "test": settings.num_test}
     found: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
-    low, high = settings.difficulty or (1, 1)
+    low, high = settings.difficulty
     rng = generator_for(seed, "tasks", name)
     for _ in range(200 * (sum(wanted.values()) + 1)):
         if all(len(found[split]) >= wanted[split] for split in wanted):
@@ -196,14 +209,13 @@ GENERATORS: dict[str, Callable[[int, np.random.Generator], Generated]] = {
 }
 
 
-def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list[Task]:
+def _gym_tasks(name: str, settings: GymSet, held_out: float, seed: int, root: Path) -> list[Task]:
     """Items of a reasoning-gym task. Item i of a seed is item i - 1 of the next seed, so that only
     a hash can split them."""
     size = int(4 * max(settings.num_train / (1 - held_out), settings.num_test / held_out)) + 20
     tasks: dict[str, Task] = {}
-    for item in gym_items(
-        str(settings.task), settings.options or {}, size, seed, f"tasks.sets.{name}"
-    ):
+    where = f"tasks.sets.{name}"
+    for item in gym_items(settings.task, settings.options, size, seed, where):
         prompt = item.prompt
         one = Task(
             task_id=f"{name}/{_digest(prompt)}",
@@ -217,12 +229,15 @@ def _gym_tasks(name: str, settings: TaskSet, held_out: float, seed: int) -> list
             spec=item.spec,
         )
         tasks.setdefault(prompt, one)
-    return list(tasks.values())
+    return _chosen(list(tasks.values()), settings, where)
 
 
-def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
+def _read_user_file(
+    name: str, settings: FileSet, held_out: float, seed: int, root: Path
+) -> list[Task]:
     """Tasks of a user's JSONL or Parquet file with columns prompt, answer and optionally solution
     and difficulty."""
+    path = root / settings.path
     if _has_our_schema(path):
         return _chosen(_imported_tasks(name, path), settings, str(path))
     tasks: dict[str, Task] = {}
@@ -261,9 +276,12 @@ def _read_user_file(name: str, settings: TaskSet, held_out: float, path: Path) -
     return _chosen(list(tasks.values()), settings, str(path))
 
 
-def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -> list[Task]:
+def _read_open_file(
+    name: str, settings: OpenSet, held_out: float, seed: int, root: Path
+) -> list[Task]:
     """Tasks of a JSONL or Parquet file with the column prompt and optionally rubric, answer (a
     reference), solution and difficulty."""
+    path = root / settings.path
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
@@ -289,6 +307,17 @@ def _read_open_file(name: str, settings: TaskSet, held_out: float, path: Path) -
                 do="correct or remove one of the rows",
             )
     return _chosen(list(tasks.values()), settings, str(path))
+
+
+_MAKERS: dict[type[Section], Callable[[str, Any, float, int, Path], list[Task]]] = {
+    SumsSet: _generated_tasks,
+    ArithmeticSet: _generated_tasks,
+    CountdownSet: _generated_tasks,
+    SudokuSet: _generated_tasks,
+    GymSet: _gym_tasks,
+    FileSet: _read_user_file,
+    OpenSet: _read_open_file,
+}
 
 
 def _require_columns(

@@ -88,11 +88,6 @@ class Trajectory:
     order_logprobs: Floats | None = None
     """float32 [R]: log-probability of drawing each token at that place; the sum over a step is
     log p of the step's ordered set."""
-    cache_mode: str = "none"
-    """The approximate cache ("prefix", "dual", "window") under which the model saw something else
-    than a scorer will see, or "none" or "exact"."""
-    cache_horizon: int | None = None
-    """Of cache mode "window", its horizon in tokens."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -28,7 +28,7 @@ from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.verify.verifier import configure, release, verify
 from tracerl.settings.rewards import Verification
-from tracerl.settings.tasks import TaskSet
+from tracerl.settings.tasks import FileSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 
@@ -79,6 +79,8 @@ def sample(name):
 def judges():
     configure(
         Verification(
+            judge=None,
+            judges={},
             num_workers=2,
             math_cpu_seconds=3.0,
             sandbox="bubblewrap",
@@ -241,7 +243,7 @@ def test_data_is_imported_with_its_provenance_and_used_as_it_is(tmp_path):
     assert len(written["tasks_sha256"]) == 64
     assert list(written["files"]) == ["mbpp.jsonl"]
     assert any("not in the test split" in line for line in import_lines(report))
-    settings = TaskSet(source="file", path="data/raw/mbpp.parquet", num_train=0, num_test=500)
+    settings = FileSet(source="file", path="data/raw/mbpp.parquet", num_train=0, num_test=500)
     (task,) = make_task_set("my-mbpp", settings, 0.25, 1, tmp_path)
     assert (task.task_set, task.kind, task.split) == ("my-mbpp", "code", "test")
     assert json.loads(task.spec)["provides"] == ["square"]

@@ -33,10 +33,10 @@ PLAN = EvaluationPlan(
         for task_set in ("a", "b")
     },
     modes={
-        "static": SETTINGS.model_copy(update={"remasking": "static"}),
-        "dynamic": SETTINGS,
+        "static": SETTINGS,
+        "dynamic": tiny_sampler("dynamic", max_new_tokens=4),
     },
-    num_samples=2,
+    num_samples={"static": 2, "dynamic": 2},
     batch_size=2,
     policy_hash="0" * 16,
     seed=1,

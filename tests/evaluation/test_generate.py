@@ -16,7 +16,7 @@ from tracerl.evaluation.generate import (
     SCHEMA,
     GenerateRun,
     Prompt,
-    changed_settings,
+    change_settings,
     default_settings,
     generate,
     read_prompts,
@@ -84,11 +84,12 @@ def test_every_prompt_has_its_responses_in_order(tmp_path):
         assert row["text"] == TOKENIZER.decode(alone.response_ids[: alone.num_tokens].tolist())
         assert row["num_forwards"] == alone.num_forwards
     recorded = json.loads(table.schema.metadata[b"tracerl.sampler"])
-    assert (recorded["cache_mode"], recorded["block_size"], recorded["threshold"]) == (
+    assert (recorded["cache_mode"], recorded["block_size"], recorded["remasking"]) == (
         "exact",
         4,
-        0.5,
+        "static",
     )
+    assert recorded["threshold"] is None
 
 
 def test_a_killed_run_continues_after_its_last_part_and_ends_with_the_same_file(tmp_path):
@@ -176,21 +177,22 @@ def test_settings_come_from_a_params_file_and_changes_are_checked():
     assert sampler_of(params, "rl.short", "params.yaml") == params.rl["short"].sampler
     with pytest.raises(ParamsError, match=r"rl\.short"):
         sampler_of(params, "rl.shrot", "params.yaml")
-    assert changed_settings(SETTINGS, {"temperature": 0.5}).temperature == 0.5
+    assert change_settings(SETTINGS, {"temperature": 0.5}).temperature == 0.5
     wrong: list[dict[str, Any]] = [
         {"temprature": 1.0},
-        {"threshold": 2.0},
-        {"cache": "dual", "horizon": 3},
+        {"order.threshold": 2.0},
+        {"threshold": 0.5},
+        {"cache.kind": "dual", "cache.refresh_every": None, "cache.horizon": 3},
     ]
     for changes in wrong:
         with pytest.raises(ParamsError, match=list(changes)[-1]):
-            changed_settings(SETTINGS, changes)
+            change_settings(SETTINGS, changes)
 
 
 @pytest.mark.parametrize("attention", ["block_causal", "full"])
 def test_the_default_settings_are_exact(attention):
     settings = default_settings(attention)
-    assert not settings.approximate
+    assert not settings.cache.is_approximate
     assert not settings.filters
 
 
@@ -230,7 +232,7 @@ def test_the_command_writes_a_file_from_a_checkpoint_directory(tmp_path, capsys)
     assert "temperature 1.0" in printed.err
     for wrong, told in [
         ("max_new_tokens", "has no value"),
-        ("max_new_token=8", "no such sampler setting"),
+        ("max_new_token=8", "did you mean 'max_new_tokens'"),
         ("threshold=[", "cannot be read"),
     ]:
         with pytest.raises(SystemExit) as ended:

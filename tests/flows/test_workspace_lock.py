@@ -86,17 +86,16 @@ def flat(tree: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
         ("seed", 7),
         ("base.path", "data/raw/model"),
         ("base.train.block_sizes.4", 0.5),
-        ("traces.sampler.threshold", 0.5),
-        ("evaluate.sft-short.sampler.threshold", 0.5),
-        ("rl.short.group_size", 4),
+        ("traces.sampler.max_new_tokens", 40),
+        ("evaluate.sft-short.sampler.max_new_tokens", 40),
+        ("defaults.rl.group_size", 4),
         ("rl.short.optimizer.lr", 1.5e-4),
-        ("rl.wide.sampler.threshold", 0.5),
+        ("rl.wide.sampler.max_new_tokens", 40),
+        ("defaults.sampler.order.threshold", 0.5),
         ("rl.long.tasks", {"sums-long": 1}),
     ],
 )
 def test_an_override_changes_its_key_and_no_other(key: str, value: Any) -> None:
-    """params.yaml shares most of its values through anchors; editing one in place would change the
-    others too."""
     before = flat(YAML(typ="safe", pure=True).load(SHIPPED))
     after = flat(YAML(typ="safe", pure=True).load(override_params(SHIPPED, {key: value})))
     path = tuple(key.split("."))

@@ -12,6 +12,7 @@ from tests.rounds import learn, rollout_of, round_of, update_on
 from tests.tiny import (
     END_IDS,
     MASK_ID,
+    order_of,
     sharp_model,
     tiny_architecture,
     tiny_requests,
@@ -114,7 +115,10 @@ def test_the_module_learns_an_order_that_is_paid(tmp_path):
         "warmup": 0,
         "decay": 0.0,
     }
-    sampler = {**MODULE, "order_temperature": 1.0}
+    flat = {**MODULE, "order_temperature": 1.0}
+    sampler = {
+        "order": order_of("plackett_luce", order_temperature=1.0, order_score="module"),
+    }
     settings = round_of(
         "mask_aware", sampler, train_block_size=4, segments=4, kl_weight=0.0, optimizer=optimizer
     )
@@ -128,7 +132,7 @@ def test_the_module_learns_an_order_that_is_paid(tmp_path):
     }
     for iteration in range(16):
         requests = [Request([4, 5, 6, 7], key_for(1, "order", iteration, i)) for i in range(32)]
-        trajectories = sample(model, (), requests, tiny_sampler(max_new_tokens=4, **sampler))
+        trajectories = sample(model, (), requests, tiny_sampler(max_new_tokens=4, **flat))
         rewards = [float((t.step_map == [4, 3, 2, 1]).mean()) for t in trajectories]
         group = [rollout_of(t, r) for t, r in zip(trajectories, rewards, strict=True)]
         learn(update, [group], iteration)

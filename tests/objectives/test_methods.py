@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rounds import METHOD_VALUES, batch_of, round_of, update_on
+from tests.rounds import METHOD_VALUES, METHODS, batch_of, round_of, update_on
 from tests.tiny import MASK_ID, chi_square_z, sharp_model
 from tests.trajectories import EVERYTHING, make_trajectory, responses
 from tracerl.models.families import FAMILIES
@@ -29,10 +29,11 @@ from tracerl.objectives.losses import (
     token_weights,
 )
 from tracerl.objectives.methods import (
-    METHODS,
-    estimates,
+    ESTIMATORS,
+    estimate_units,
+    make_plan,
     num_units,
-    scores,
+    score_predictions,
     unit_weights,
     units_of,
     wd1_weights,
@@ -40,8 +41,8 @@ from tracerl.objectives.methods import (
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, segment_plan
 from tracerl.objectives.views import Views, build_views, num_layout_tokens
 from tracerl.seeds import generator_for
-from tracerl.settings.methods import METHOD_KEYS, WHOLE_RESPONSE
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
+from tracerl.settings.structure import tag_of
 from tracerl.training.trainer import pack_padded
 from tracerl.types import Trajectory
 
@@ -49,11 +50,16 @@ LLADA = FAMILIES["llada"]
 
 
 def test_every_method_of_the_params_exists_and_is_told_its_own_keys_only():
-    assert set(METHODS) == set(METHOD_KEYS)
-    assert {key for keys in METHOD_KEYS.values() for key in keys} == set(METHOD_VALUES)
-    assert {name for name, method in METHODS.items() if method.unit == "response"} == set(
-        WHOLE_RESPONSE
-    )
+    assert set(ESTIMATORS) == set(METHODS)
+    assert {tag_of(method) for method in METHODS} == set(METHOD_VALUES)
+    for method in METHODS:
+        assert set(method.model_fields) - {"kind"} == set(METHOD_VALUES[str(tag_of(method))])
+    assert {tag_of(method) for method in METHODS if method.unit == "response"} == {
+        "wd1",
+        "spg",
+        "gdpo",
+        "espo",
+    }
 
 
 # Three tokens, by hand. P = 1, steps 1 2 3 in the order of the positions, nothing ends.
@@ -73,12 +79,12 @@ def gains(
 ) -> tuple[list[float], list[float], list[float]]:
     """Estimates, gains and weights of the units when the views' predictions have these
     log-probabilities, in the views' order."""
-    method = METHODS[settings.method]
+    method = settings.method
     views = build_views(trajectories, plans, 4, LLADA, MASK_ID)
     units = units_of(method, views, [t.num_tokens for t in trajectories])
     per_unit = torch.tensor(advantages, dtype=torch.float64)[units.source]
     estimate, before = (
-        estimates(method, torch.tensor(x, dtype=torch.float64), units, views, per_unit, settings)
+        estimate_units(method, torch.tensor(x, dtype=torch.float64), units, views, per_unit)
         for x in (new, old)
     )
     gain = policy_gain(
@@ -92,7 +98,7 @@ def gains(
 
 
 def plan_of(settings: RlRound, trajectory: Trajectory, seed: int = 1) -> Plan:
-    return METHODS[settings.method].plan(trajectory, settings, LLADA, generator_for(seed, "plan"))
+    return make_plan(trajectory, settings, LLADA, generator_for(seed, "plan"))
 
 
 def test_tracerl_of_three_tokens():
@@ -457,7 +463,7 @@ def log_likelihoods(
 ) -> tuple[torch.Tensor, torch.Tensor, Views]:
     plans = [plan_of(settings, trajectory) for trajectory in trajectories]
     views = build_views(trajectories, plans, 4, LLADA, MASK_ID)
-    tokens, order = scores(METHODS["mask_aware"], model, views, settings)  # type: ignore[arg-type]
+    tokens, order = score_predictions(model, views, settings)  # type: ignore[arg-type]
     assert order is not None
     return tokens, order, views
 
@@ -490,7 +496,7 @@ def test_the_expected_gradient_of_mask_aware_is_that_of_the_enumerated_expected_
     )
     exact = torch.autograd.grad((likelihood.exp() * rewards).sum(), model.table)[0]
     tokens, order, views = log_likelihoods(model, everything, settings)
-    units = units_of(METHODS["mask_aware"], views, [3] * len(everything))
+    units = units_of(settings.method, views, [3] * len(everything))
     weights = (
         unit_weights("fixed", units, denominator("fixed", 1, 3, 1))
         * likelihood.detach().exp()[units.source]
@@ -616,7 +622,7 @@ def loss_and_gradient(
 
 
 @pytest.mark.parametrize("family", ["sdar", "dream"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_VALUES)
 def test_neither_the_micro_batches_nor_the_order_of_the_rows_change_the_loss(method, family):
     model, batch = sharp_model(family, torch.float64), responses(family)
     settings = [
@@ -638,7 +644,7 @@ def test_neither_the_micro_batches_nor_the_order_of_the_rows_change_the_loss(met
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["sdar", "llada", "dream"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_VALUES)
 def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured(method, family):
     model = sharp_model(family)
     for layer in model.model.layers:
@@ -647,8 +653,8 @@ def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured
     settings = round_of(method, train_block_size=4, micro_batch_tokens=60)
     update = update_on(model, settings)
     for part in update.prepare(batch_of(responses(family), ADVANTAGES), 1, 0):
-        logprobs, order = scores(update.method, model, part.views, settings)
-        new = estimates(update.method, logprobs, part.units, part.views, part.advantages, settings)
+        logprobs, order = score_predictions(model, part.views, settings)
+        new = estimate_units(update.method, logprobs, part.units, part.views, part.advantages)
         assert part.old_logprobs is not None
         assert float((new - part.old_logprobs).abs().max()) <= 1e-6
         assert (order is None) == (part.old_order is None)
@@ -656,7 +662,7 @@ def test_the_ratio_is_one_at_the_first_inner_step_although_dropout_is_configured
             assert float((order - part.old_order).abs().max()) <= 1e-6
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_VALUES)
 def test_the_first_step_of_an_iteration_takes_the_old_logprobs_from_its_own_pass(method):
     """The same loss and gradient, bit for bit, as with a pass before; and no such pass."""
     model, passes = sharp_model("sdar"), []

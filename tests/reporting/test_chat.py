@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.reporting.chat import MASKED, Unmasking, converse
-from tracerl.sampling.sampler import Committed, Request, sample
+from tracerl.sampling.sampler import Commit, Request, sample
 from tracerl.seeds import key_for
 
 TOKENIZER = character_tokenizer()
@@ -32,7 +33,7 @@ def model_of(family: str) -> Policy:
     return sharp_model(family, vocab_size=TOKENIZER.vocab_size)
 
 
-def talk(family: str, *lines: str, **changes: object) -> tuple[list[dict[str, str]], str]:
+def talk(family: str, *lines: str, **changes: Any) -> tuple[list[dict[str, str]], str]:
     """The conversation and everything that went to the terminal."""
     screen, waiting = io.StringIO(), iter([*lines, None])
     console = Console(
@@ -54,11 +55,11 @@ def test_masked_positions_hold_their_place_until_their_token_is_known():
     unmasking = Unmasking(TOKENIZER, first_block=2, block_size=4)
     ids = TOKENIZER.encode("abcdef")
     assert unmasking.render().plain == MASKED * 2
-    unmasking.add(Committed(0, [(1, ids[1])]))
+    unmasking.add(Commit(0, [(1, ids[1])]))
     assert unmasking.render().plain == MASKED + "b"
-    unmasking.add(Committed(0, [(0, ids[0])]))
+    unmasking.add(Commit(0, [(0, ids[0])]))
     assert unmasking.render().plain == "ab"
-    unmasking.add(Committed(0, [(3, ids[3]), (5, ids[5])]))
+    unmasking.add(Commit(0, [(3, ids[3]), (5, ids[5])]))
     assert unmasking.render().plain == "ab" + MASKED + "d" + MASKED + "f"
     assert [
         (span.start, span.end) for span in unmasking.render().spans if "bold" in str(span.style)
@@ -73,7 +74,7 @@ def test_what_is_shown_grows_in_the_order_of_the_step_map(family):
     filled = 1 if family == "sdar" else 0
     unmasking = Unmasking(TOKENIZER, 4 - filled, 4)
 
-    def show(committed: Committed) -> None:
+    def show(committed: Commit) -> None:
         unmasking.add(committed)
         frames.append(unmasking.render().plain)
 

@@ -15,7 +15,7 @@ from tests.tiny import (
 )
 from tracerl.models.masks import CLEAN, Layout, attention_blocks
 from tracerl.models.transformer import predictor_positions
-from tracerl.sampling.drawing import draw, guided
+from tracerl.sampling.drawing import draw, guide
 from tracerl.sampling.sampler import sample
 
 PROBABILITIES = np.array([0.5, 0.3, 0.15, 0.05])
@@ -98,13 +98,13 @@ def test_a_log_probability_as_order_score_does_not_see_a_constant_added_to_the_l
 
 def test_guidance_moves_away_from_the_unconditional_logits():
     logits, unconditional = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0])
-    assert guided(logits, unconditional, 0.5).tolist() == [0.0, 2.5]
-    assert guided(logits, unconditional, 0.0).tolist() == [1.0, 2.0]
+    assert guide(logits, unconditional, 0.5).tolist() == [0.0, 2.5]
+    assert guide(logits, unconditional, 0.0).tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(("family", "cache"), SAMPLERS)
 @torch.no_grad()
-def test_a_guided_response_replays_from_two_passes(family, cache):
+def test_a_guide_response_replays_from_two_passes(family, cache):
     """Before each step, one pass over the canvas and one over the canvas without its prompt,
     through the cache or not."""
     model, settings = (
@@ -125,7 +125,7 @@ def test_a_guided_response_replays_from_two_passes(family, cache):
             logits, unconditional = model.logits(
                 hidden[:, predictor_positions(torch.tensor(prompt + token), model.family)]
             )
-            logprobs = (guided(logits, unconditional, 0.5) / 0.7).log_softmax(-1)
+            logprobs = (guide(logits, unconditional, 0.5) / 0.7).log_softmax(-1)
             assert trajectory.logprobs[token] == pytest.approx(
                 float(logprobs[trajectory.response_ids[token]]), abs=1e-5
             )

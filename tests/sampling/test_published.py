@@ -22,8 +22,8 @@ from tokenizers import models as tokenizer_models
 from tests.tiny import tiny_sampler
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.policy import Policy
+from tracerl.sampling.orders import choose
 from tracerl.sampling.sampler import Request, sample
-from tracerl.sampling.unmasking import choose
 from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
 
@@ -146,10 +146,6 @@ def test_ids_steps_and_forwards_of_published_generation(models, monkeypatch, fam
         )
         assert trajectory.num_forwards == trajectory.num_denoising_forwards * (
             2 if settings.guidance else 1
-        )
-        assert (trajectory.cache_mode, trajectory.cache_horizon) == (
-            settings.cache,
-            settings.horizon,
         )
 
 

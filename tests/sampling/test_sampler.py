@@ -27,8 +27,8 @@ from tracerl.models.masks import Layout, block_starts_after, first_live_start
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import CacheWindow
 from tracerl.sampling.drawing import draw
+from tracerl.sampling.orders import choose, static_schedule
 from tracerl.sampling.sampler import Request, sample
-from tracerl.sampling.unmasking import choose, static_schedule
 from tracerl.seeds import key_for, uniforms
 from tracerl.types import Trajectory
 

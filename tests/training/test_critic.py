@@ -226,13 +226,19 @@ def trained(
     """A round of four iterations with a value model, drawn views and a reference that moves; maybe
     killed once and started again."""
     tokenizer = character_tokenizer()
-    sampler = {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4}
+    sampler = {
+        "block_size": 2,
+        "steps_per_block": 2,
+        "order": {"kind": "static"},
+        "max_new_tokens": 4,
+    }
     held_out = {
         "tasks": None,
         "every": 4,
         "num_problems": 1,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     few = {
         "iterations": 4,

@@ -1,14 +1,15 @@
 """Every method lifts a trivially verifiable task on a model of a few thousand parameters above a
 bar within a fixed number of updates."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from tests.rounds import learn, rollout_of, round_of, update_on
+from tests.rounds import METHOD_VALUES, learn, rollout_of, round_of, update_on
 from tests.tiny import tiny_architecture, tiny_sampler
 from tracerl.models.policy import Policy, new_model
-from tracerl.objectives.methods import METHODS
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for, key_for
 from tracerl.training.policy_update import PolicyUpdate
@@ -47,13 +48,11 @@ def iterate(model: Policy, update: PolicyUpdate, iteration: int) -> float:
     return float(np.mean(rewards))
 
 
-def ordered(update: PolicyUpdate) -> dict[str, object]:
-    sampler = update.settings.sampler
-    keys = ("remasking", "order_temperature", "order_score")
-    return {key: getattr(sampler, key) for key in keys} if update.method.ordered else {}
+def ordered(update: PolicyUpdate) -> dict[str, Any]:
+    return {"order": update.settings.sampler.order} if update.method.scores_order else {}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_VALUES)
 def test_a_method_learns_to_write_one_token(method):
     model = fresh("llada" if method in ("spg", "diffu_grpo", "gdpo", "mask_aware") else "sdar")
     optimizer = {

@@ -12,7 +12,7 @@ from tests.tiny import tiny_architecture
 from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.seeds import generator_for
-from tracerl.settings.training import Phase
+from tracerl.settings.rounds import Phase
 from tracerl.store.files import read_rollouts
 from tracerl.training.collect import Judging
 from tracerl.training.phases import next_phase
@@ -114,7 +114,12 @@ def trained(
         "num_layers": 1,
         "head_dim": 8,
     }
-    sampler = {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4}
+    sampler = {
+        "block_size": 2,
+        "steps_per_block": 2,
+        "order": {"kind": "static"},
+        "max_new_tokens": 4,
+    }
     few = {
         "iterations": 4,
         "groups": 2,
@@ -128,7 +133,8 @@ def trained(
         "every": 4,
         "num_problems": 1,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     settings = round_of(
         "tracerl",

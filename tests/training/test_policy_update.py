@@ -33,7 +33,7 @@ from tracerl.objectives.plans import trace_plan
 from tracerl.objectives.views import build_views
 from tracerl.rollouts.responses import SampleContext
 from tracerl.seeds import generator_for
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.training import collect
 from tracerl.training.collect import Judging, draw_tasks
 from tracerl.training.critic import Critic, ValueTargets
@@ -208,11 +208,12 @@ def test_the_reference_moves_when_so_many_optimizer_steps_have_been_made(paid, t
         "every": 5,
         "num_problems": 1,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     settings = round_of(
         "tracerl",
-        {"block_size": 2, "steps_per_block": 2, "remasking": "static", "max_new_tokens": 4},
+        {"block_size": 2, "steps_per_block": 2, "order": {"kind": "static"}, "max_new_tokens": 4},
         train_block_size=2,
         tasks={"set": 1.0},
         held_out=held_out,

@@ -116,7 +116,8 @@ def train(
         "every": 2,
         "num_problems": 1,
         "bootstrap": 10,
-        "remasking": ["static"],
+        "num_samples": 1,
+        "modes": {"static": {"order": {"kind": "static"}}},
     }
     settings = round_of(
         "tracerl",

@@ -18,7 +18,7 @@ Scores = dict[tuple[str, str], dict[str, float]]
 def compare_evaluations(
     first: Path, second: Path, num_resamples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One row per benchmark and remasking mode that both folders (data/evals/NAME) hold.
+    """One row per benchmark and mode that both folders (data/evals/NAME) hold.
 
     difference: mean over problems of the second's score less the first's, with its 95% paired
     bootstrap interval; a problem's score is the share of its responses that are correct. won, lost,
@@ -49,7 +49,7 @@ def compare_evaluations(
         raise DataError(
             "the two evaluations share no problem",
             got=f"{sorted(ours)} and {sorted(theirs)}",
-            wanted="evaluations of the same task sets, in the same remasking modes",
+            wanted="evaluations of the same task sets, in the same modes",
         )
     return rows
 
@@ -76,16 +76,14 @@ def _scores(folder: Path) -> Scores:
             do="run it: dvc repro evaluate@NAME",
         )
     table = pa.concat_tables(
-        [
-            read_rollouts(path).select(["task_set", "task_id", "remasking", "verdict"])
-            for path in files
-        ]
+        [read_rollouts(path).select(["task_set", "task_id", "stage", "verdict"]) for path in files]
     )
     found: dict[tuple[str, str], dict[str, list[bool]]] = {}
     for row in table.to_pylist():
-        found.setdefault((row["task_set"], row["remasking"]), {}).setdefault(
-            row["task_id"], []
-        ).append(row["verdict"] == "correct")
+        mode = row["stage"].rpartition("/")[2]  # evaluate@NAME/MODE
+        found.setdefault((row["task_set"], mode), {}).setdefault(row["task_id"], []).append(
+            row["verdict"] == "correct"
+        )
     return {
         place: {task: sum(marks) / len(marks) for task, marks in tasks.items()}
         for place, tasks in found.items()

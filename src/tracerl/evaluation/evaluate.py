@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class EvaluationPlan:
     """What is sampled, and how.
 
-    Example: problems {"sums": 200 tasks}, modes {"static": ..., "dynamic": ...}, num_samples 3 are
-    1,200 responses.
+    Example: problems {"sums": 200 tasks}, modes {"static": ..., "dynamic": ...}, num_samples
+    {"static": 3, "dynamic": 3} are 1,200 responses.
     """
 
     stage: str
@@ -37,8 +37,8 @@ class EvaluationPlan:
     modes: Mapping[str, Sampler]
     """Name of a mode -> settings of the sampler. Every problem is sampled in every mode."""
 
-    num_samples: int
-    """Responses per problem and mode."""
+    num_samples: Mapping[str, int]
+    """Name of a mode -> responses per problem."""
 
     batch_size: int
     """Problems whose responses are sampled, judged and saved together."""
@@ -64,7 +64,7 @@ class EvaluationPlan:
     def num_responses(self) -> int:
         """Responses in all."""
         num_problems = sum(len(tasks) for tasks in self.problems.values())
-        return self.num_samples * len(self.modes) * num_problems
+        return sum(self.num_samples.values()) * num_problems
 
 
 def evaluate(
@@ -97,7 +97,8 @@ def evaluate(
                 path = folder / f"{task_set}-{mode}-{start:06d}.parquet"
                 if not path.is_file():
                     batch = tasks[start : start + plan.batch_size]
-                    rollouts = respond(model, tokenizer, batch, plan.num_samples, sampler, context)
+                    num_samples = plan.num_samples[mode]
+                    rollouts = respond(model, tokenizer, batch, num_samples, sampler, context)
                     write_rollouts(path, judged_table(rollouts))
                 tables.append(read_rollouts(path))
                 num_done += tables[-1].num_rows

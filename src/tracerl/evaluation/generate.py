@@ -9,7 +9,7 @@ or a file of another run are refused, neither mixed nor overwritten.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,10 @@ from tracerl.rewards.verify.verifier import Verdict
 from tracerl.rollouts.responses import SampleContext, prompt_ids, recorded_settings
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
+from tracerl.settings.defaults import merge
 from tracerl.settings.params import Params
-from tracerl.settings.sampling import Sampler
+from tracerl.settings.problems import describe
+from tracerl.settings.sampling import Dynamic, Exact, Sampler
 from tracerl.store.files import rollout_table
 from tracerl.store.schema import ROLLOUTS
 from tracerl.types import Task, Trajectory
@@ -70,11 +72,7 @@ def default_settings(attention: Attention) -> Sampler:
         block_size=block_size,
         steps_per_block=block_size,
         schedule="even",
-        remasking="dynamic",
-        threshold=0.9,
-        entropy_bound=None,
-        order_temperature=None,
-        order_score=None,
+        order=Dynamic(kind="dynamic", threshold=0.9),
         confidence="raw",
         confidence_of="drawn",
         temperature=0.0,
@@ -84,10 +82,7 @@ def default_settings(attention: Attention) -> Sampler:
         opening="",
         max_prompt_tokens=4096,
         max_new_tokens=512,
-        cache="exact",
-        horizon=None,
-        refresh_every=None,
-        refresh_sees=None,
+        cache=Exact(kind="exact"),
         max_rows=64,
         cache_tokens=None,
     )
@@ -108,24 +103,24 @@ def sampler_of(params: Params, place: str, where: str) -> Sampler:
     return places[place]
 
 
-def changed_settings(settings: Sampler, changes: dict[str, Any]) -> Sampler:
-    """The settings with some keys replaced, checked like a params file.
+def change_settings(settings: Sampler, changes: Mapping[str, Any]) -> Sampler:
+    """The settings with some keys replaced, checked like a params file. changes: dotted keys
+    (`order.threshold`); a section whose kind changes needs all of its keys.
 
     Raises ParamsError naming every wrong key.
     """
-    unknown = [key for key in changes if key not in Sampler.model_fields]
-    if unknown:
-        raise ParamsError(
-            "no such sampler setting",
-            got=", ".join(unknown),
-            wanted=", ".join(Sampler.model_fields),
-        )
+    tree: dict[str, Any] = {}
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    merged = merge(settings.model_dump(), tree, Sampler)
     try:
-        return Sampler.model_validate_json(json.dumps({**settings.model_dump(), **changes}))
+        return Sampler.model_validate_json(json.dumps(merged))
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc'])) or 'sampler'}: {e['msg']}" for e in error.errors()
-        )
+        problems = "; ".join(describe(problem, Sampler) for problem in error.errors())
         raise ParamsError(
             "these sampler settings do not work", got=problems, do="docs/sampling.md explains each"
         ) from None

@@ -1,16 +1,12 @@
-"""Every RL method as one record: how its views are made and what a unit of likelihood is on them.
+"""What each RL method computes: the views of a response, and the likelihood of a unit on them.
 
-All methods share one sampler, one trainer and one loss. A method differs in (its ratios and its
-keys in the params are in settings/methods.py)
+All methods share one sampler, one trainer and one loss. A method is a record in settings/methods.py
+(its keys, its ratios, its unit) and an `Estimator` here:
 
-* `plan`: the views of a response (objectives/views.py makes the noise);
-* `unit`: of what the likelihood is estimated and the ratio taken. `prediction`: each scored token
-of each view; `token`: each token, its
-  predictions in several views summed with their weights; `response`: the whole response, such a sum
-  divided by its length;
-* `bounds`: SPG's estimate, which is another one for responses with negative advantage;
+* `plan`: the views of a response (objectives/plans.py makes the noise);
+* `estimate`: the likelihood of each unit from the log-probabilities of the views' predictions;
 * `weigh`: what becomes of the advantages of a group before they multiply anything (wd1);
-* `ordered`: whether the order of commitment is scored as well.
+* `num_views`, `num_predictions`: what it costs.
 
 Each plan function says where it departs from its paper and whether it is an unbiased estimator of
 the policy gradient. Only `mask_aware` with segments of one step, all of them drawn, order weight 1,
@@ -21,7 +17,7 @@ as such.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Literal, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,24 +41,26 @@ from tracerl.objectives.plans import (
     trace_plan,
 )
 from tracerl.objectives.views import Views
-from tracerl.settings.training import RlRound
+from tracerl.settings.base import Section
+from tracerl.settings.methods import (
+    Coupled,
+    DiffuCoder,
+    DiffuGrpo,
+    Espo,
+    Gdpo,
+    MaskAware,
+    Method,
+    Random,
+    Spg,
+    StepMerge,
+    TraceRL,
+    Wd1,
+)
+from tracerl.settings.rounds import RlRound
+from tracerl.settings.sampling import PlackettLuce
 from tracerl.types import Trajectory
 
 Floats = npt.NDArray[np.float64]
-Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class Method:
-    """See the head of this module. plan: (trajectory, settings, family, generator) -> its views.
-    draws: whether a plan is random."""
-
-    plan: Callable[[Trajectory, RlRound, Family, np.random.Generator], Plan]
-    unit: Literal["prediction", "token", "response"]
-    draws: bool = True
-    ordered: bool = False
-    bounds: bool = False
-    weigh: Callable[[Floats], Floats] = lambda advantages: advantages
 
 
 @dataclass(frozen=True)
@@ -87,17 +85,31 @@ class Units:
         return Units(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
-def given(value: Value | None) -> Value:
-    """A setting that the method needs; settings/ has checked that it is there."""
-    assert value is not None
-    return value
+@dataclass(frozen=True, kw_only=True)
+class Estimator:
+    """What a method computes."""
+
+    plan: Callable[[Any, Trajectory, RlRound, Family, np.random.Generator], Plan]
+    """(method, trajectory, round, family, generator) -> the views of a response."""
+    num_views: Callable[[Any, int], int]
+    """(method, steps of a response after `shrink`) -> views of a response, at most."""
+    num_predictions: Callable[[Any], int]
+    """method -> times that each token of a response is predicted, at most."""
+    estimate: Callable[[Any, torch.Tensor, Units, Views, torch.Tensor], torch.Tensor]
+    """(method, log-probabilities [T], units, views, advantages [U]) -> likelihood of each unit."""
+    weigh: Callable[[Floats], Floats] = lambda advantages: advantages
+    """What becomes of the advantages of a group before they multiply anything."""
 
 
 # Views, one function per method
 
 
 def tracerl(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: TraceRL,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """TraceRL (arXiv 2509.06949): the recorded trajectory, `shrink` neighbouring steps at a time,
     every token scored once.
@@ -109,7 +121,11 @@ def tracerl(
 
 
 def random(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Random,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """UniGRPO (MMaDA, arXiv 2505.15809): `copies` masked copies, one level t ~ U(noise) each, a
     ratio per masked token.
@@ -118,22 +134,26 @@ def random(
     levels are independent, where the paper spaces them over its inner steps. Biased: the scored
     canvases are not those the sampler saw.
     """
-    size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
+    size = settings.train_block_size
     plan = concatenate_plans(
         [
             random_plan(
                 trajectory,
-                Masking(block_size=size, family=family, noise=noise, weighting="uniform"),
+                Masking(block_size=size, family=family, noise=method.noise, weighting="uniform"),
                 generator,
             )
-            for _ in range(copies)
+            for _ in range(method.copies)
         ]
     )
-    return scale_weights(plan, 1 / copies)
+    return scale_weights(plan, 1 / method.copies)
 
 
 def coupled(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Coupled,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """Coupled masking as TraceRL's authors compare with it: `copies` masked copies, each with its
     exact complement inside each block.
@@ -141,22 +161,26 @@ def coupled(
     Departures: none known. Biased: as `random`; each token is scored as often as every other, which
     takes variance out.
     """
-    size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
+    size = settings.train_block_size
     plan = concatenate_plans(
         [
             coupled_plan(
                 trajectory,
-                Masking(block_size=size, family=family, noise=noise, weighting="uniform"),
+                Masking(block_size=size, family=family, noise=method.noise, weighting="uniform"),
                 generator,
             )
-            for _ in range(copies)
+            for _ in range(method.copies)
         ]
     )
-    return scale_weights(plan, 1 / copies)
+    return scale_weights(plan, 1 / method.copies)
 
 
 def diffucoder(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: DiffuCoder,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """Coupled GRPO (DiffuCoder, arXiv 2506.20639): log p of a token = (its log p under full masking
     + its log p / t or / (1 - t)) / 2.
@@ -165,23 +189,29 @@ def diffucoder(
     complement with a strict inequality, which leaves a token whose number equals the level out of
     both copies. Biased: as `random`; the weights make the sum no likelihood either.
     """
-    size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
+    size = settings.train_block_size
     pairs = concatenate_plans(
         [
             coupled_plan(
                 trajectory,
-                Masking(block_size=size, family=family, noise=noise, weighting="inverse_t"),
+                Masking(block_size=size, family=family, noise=method.noise, weighting="inverse_t"),
                 generator,
             )
-            for _ in range(copies)
+            for _ in range(method.copies)
         ]
     )
     full = masked_response_plan(trajectory, 0.0, generator)
-    return concatenate_plans([scale_weights(full, 1 / 2), scale_weights(pairs, 1 / (2 * copies))])
+    return concatenate_plans(
+        [scale_weights(full, 1 / 2), scale_weights(pairs, 1 / (2 * method.copies))]
+    )
 
 
 def diffu_grpo(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: DiffuGrpo,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """diffu-GRPO (d1, arXiv 2504.12216): one pass over the wholly masked response, prompt tokens
     masked with probability `prompt_masking`.
@@ -189,11 +219,15 @@ def diffu_grpo(
     Departures: where attention is block-causal a block sees the clean blocks before it, so that the
     mean field is one per block. Biased: a mean field is not the likelihood of a sequence.
     """
-    return masked_response_plan(trajectory, given(settings.prompt_masking), generator)
+    return masked_response_plan(trajectory, method.prompt_masking, generator)
 
 
 def wd1(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Wd1,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """wd1 (arXiv 2507.08838): the mean-field likelihood of d1, weighted by softmax(A) - softmax(-A)
     over the group; no ratio.
@@ -202,7 +236,7 @@ def wd1(
     paper's sum over the group, averaged over groups; the likelihood is divided by the length unless
     the reduction is `token` or `fixed`. Biased: as `diffu_grpo`.
     """
-    return masked_response_plan(trajectory, given(settings.prompt_masking), generator)
+    return masked_response_plan(trajectory, method.prompt_masking, generator)
 
 
 def wd1_weights(advantages: Floats) -> Floats:
@@ -212,25 +246,30 @@ def wd1_weights(advantages: Floats) -> Floats:
 
 
 def spg(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Spg,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """SPG (arXiv 2510.09541): the lower bound of the likelihood for positive advantages, an upper
     bound or a mixture for negative ones.
 
-    `copies` block-wise masks; see `sandwiched` for the bounds. Departures: the blocks are the
+    `copies` block-wise masks; see `spg_bounds` for the bounds. Departures: the blocks are the
     sampler's; prompt tokens are not masked as well; the log of the mean is over the copies that
     hide a token, which differs from the paper's by a constant. Biased: bounds.
     """
     return concatenate_plans(
-        [
-            blockwise_plan(trajectory, family, given(settings.noise), generator)
-            for _ in range(given(settings.copies))
-        ]
+        [blockwise_plan(trajectory, family, method.noise, generator) for _ in range(method.copies)]
     )
 
 
 def gdpo(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Gdpo,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """GDPO (arXiv 2510.08554): the evidence bound with the integral over t by Gauss quadrature
     (`nodes` points), `copies` masks at each.
@@ -239,11 +278,11 @@ def gdpo(
     every block where attention is block-causal. Biased: the ratio is of bounds (the masks' part of
     it is unbiased, the quadrature's exact to its order).
     """
-    points, shares = np.polynomial.legendre.leggauss(given(settings.nodes))
-    size, copies = settings.train_block_size, given(settings.copies)
+    points, shares = np.polynomial.legendre.leggauss(method.nodes)
+    size = settings.train_block_size
     plans = []
     for level, share in zip((points + 1) / 2, shares / 2, strict=True):
-        for _ in range(copies):
+        for _ in range(method.copies):
             plans.append(
                 scale_weights(
                     random_plan(
@@ -256,14 +295,18 @@ def gdpo(
                         ),
                         generator,
                     ),
-                    share / copies,
+                    share / method.copies,
                 )
             )
     return concatenate_plans(plans)
 
 
 def espo(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: Espo,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """ESPO (arXiv 2512.03759): the evidence bound from `copies` antithetic pairs of masks, t and 1
     - t; ratio exp(difference / length).
@@ -272,22 +315,26 @@ def espo(
     bound in expectation); levels are not stratified over the batch. Its k2 penalty is `kl: k2`, per
     token of the response as in its code. Biased: as `gdpo`.
     """
-    size, noise, copies = settings.train_block_size, given(settings.noise), given(settings.copies)
+    size = settings.train_block_size
     plan = concatenate_plans(
         [
             coupled_plan(
                 trajectory,
-                Masking(block_size=size, family=family, noise=noise, weighting="inverse_t"),
+                Masking(block_size=size, family=family, noise=method.noise, weighting="inverse_t"),
                 generator,
             )
-            for _ in range(copies)
+            for _ in range(method.copies)
         ]
     )
-    return scale_weights(plan, 1 / (2 * copies))
+    return scale_weights(plan, 1 / (2 * method.copies))
 
 
 def step_merge(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: StepMerge,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """d2-StepMerge (arXiv 2509.21474): segments of `shrink` steps scored on the canvas before them,
     `segments` of them drawn.
@@ -301,14 +348,18 @@ def step_merge(
         settings.train_block_size,
         family,
         settings.shrink,
-        given(settings.segments),
+        method.segments,
         False,
         generator,
     )
 
 
 def mask_aware(
-    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+    method: MaskAware,
+    trajectory: Trajectory,
+    settings: RlRound,
+    family: Family,
+    generator: np.random.Generator,
 ) -> Plan:
     """Mask-aware policy gradients (arXiv 2607.15200): the views of `step_merge`, with the order of
     commitment scored as well.
@@ -324,25 +375,10 @@ def mask_aware(
         settings.train_block_size,
         family,
         settings.shrink,
-        given(settings.segments),
+        method.segments,
         True,
         generator,
     )
-
-
-METHODS: dict[str, Method] = {
-    "tracerl": Method(tracerl, "prediction", draws=False),
-    "random": Method(random, "prediction"),
-    "coupled": Method(coupled, "prediction"),
-    "diffucoder": Method(diffucoder, "token"),
-    "diffu_grpo": Method(diffu_grpo, "prediction"),
-    "wd1": Method(wd1, "response", weigh=wd1_weights),
-    "spg": Method(spg, "response", bounds=True),
-    "gdpo": Method(gdpo, "response"),
-    "espo": Method(espo, "response"),
-    "step_merge": Method(step_merge, "prediction"),
-    "mask_aware": Method(mask_aware, "prediction", ordered=True),
-}
 
 
 # Likelihoods
@@ -402,47 +438,27 @@ def unit_weights(reduction: str, units: Units, divisor: float) -> torch.Tensor:
     return weights * units.size if reduction in ("token", "fixed") else weights
 
 
-def estimates(
-    method: Method,
-    logprobs: torch.Tensor,
-    units: Units,
-    views: Views,
-    advantages: torch.Tensor,
-    settings: RlRound,
+def sum_predictions(
+    method: object, logprobs: torch.Tensor, units: Units, views: Views, advantages: torch.Tensor
 ) -> torch.Tensor:
-    """The likelihood of every unit, [U], from the log-probabilities of the views' predictions, [T].
-    advantages: [U]."""
-    if method.bounds:
-        exponent, share = given(settings.bound_exponent), given(settings.bound_share)
-        return sandwiched(
-            logprobs, units, views, advantages, given(settings.copies), exponent, share
-        )
-    return summed(logprobs, units)
-
-
-def summed(logprobs: torch.Tensor, units: Units) -> torch.Tensor:
     """sum of coefficient x log p over the predictions of each unit, [U]."""
     return logprobs.new_zeros(len(units.source)).index_add(
         0, units.unit, units.coefficient.to(logprobs.dtype) * logprobs
     )
 
 
-def sandwiched(
-    logprobs: torch.Tensor,
-    units: Units,
-    views: Views,
-    advantages: torch.Tensor,
-    copies: int,
-    exponent: float,
-    share: float,
+def spg_bounds(
+    method: Spg, logprobs: torch.Tensor, units: Units, views: Views, advantages: torch.Tensor
 ) -> torch.Tensor:
     """SPG's estimate per response and token of it, [U].
 
-    Advantage >= 0: the lower bound, (1/L) mean over copies of sum_i w log p_i. Below 0: `share` x
-    the upper bound (1/(b n)) sum_i log (mean over the copies that hide i of w p_i^b) over the n
-    tokens hidden at all, plus (1 - share) x the lower one.
+    Advantage >= 0: the lower bound, (1/L) mean over copies of sum_i w log p_i. Below 0:
+    `bound_share` x the upper bound (1/(b n)) sum_i log (mean over the copies that hide i of w
+    p_i^b) over the n tokens hidden at all, plus (1 - share) x the lower one; b: `bound_exponent`.
     """
-    lower = summed(logprobs, units) / copies
+    exponent = method.bound_exponent
+    share = method.bound_share
+    lower = sum_predictions(method, logprobs, units, views, advantages) / method.copies
     tokens = torch.stack([views.source, views.token]).to(logprobs.device)
     pairs, unit = torch.unique(tokens, dim=1, return_inverse=True)
     terms = exponent * logprobs + views.weight.to(logprobs).log()
@@ -456,18 +472,106 @@ def sandwiched(
     return torch.where(advantages < 0, share * upper + (1 - share) * lower, lower)
 
 
-def scores(
-    method: Method, model: Policy, views: Views, settings: RlRound
+ESTIMATORS: dict[type[Section], Estimator] = {
+    TraceRL: Estimator(
+        plan=tracerl,
+        num_views=lambda method, steps: steps,
+        num_predictions=lambda method: 1,
+        estimate=sum_predictions,
+    ),
+    Random: Estimator(
+        plan=random,
+        num_views=lambda method, steps: method.copies,
+        num_predictions=lambda method: method.copies,
+        estimate=sum_predictions,
+    ),
+    Coupled: Estimator(
+        plan=coupled,
+        num_views=lambda method, steps: 2 * method.copies,
+        num_predictions=lambda method: method.copies,
+        estimate=sum_predictions,
+    ),
+    DiffuCoder: Estimator(
+        plan=diffucoder,
+        num_views=lambda method, steps: 1 + 2 * method.copies,
+        num_predictions=lambda method: 1 + method.copies,
+        estimate=sum_predictions,
+    ),
+    DiffuGrpo: Estimator(
+        plan=diffu_grpo,
+        num_views=lambda method, steps: 1,
+        num_predictions=lambda method: 1,
+        estimate=sum_predictions,
+    ),
+    Wd1: Estimator(
+        plan=wd1,
+        num_views=lambda method, steps: 1,
+        num_predictions=lambda method: 1,
+        estimate=sum_predictions,
+        weigh=wd1_weights,
+    ),
+    Spg: Estimator(
+        plan=spg,
+        num_views=lambda method, steps: method.copies,
+        num_predictions=lambda method: method.copies,
+        estimate=spg_bounds,
+    ),
+    Gdpo: Estimator(
+        plan=gdpo,
+        num_views=lambda method, steps: method.copies * method.nodes,
+        num_predictions=lambda method: method.copies * method.nodes,
+        estimate=sum_predictions,
+    ),
+    Espo: Estimator(
+        plan=espo,
+        num_views=lambda method, steps: 2 * method.copies,
+        num_predictions=lambda method: method.copies,
+        estimate=sum_predictions,
+    ),
+    StepMerge: Estimator(
+        plan=step_merge,
+        num_views=lambda method, steps: min(steps, method.segments),
+        num_predictions=lambda method: 1,
+        estimate=sum_predictions,
+    ),
+    MaskAware: Estimator(
+        plan=mask_aware,
+        num_views=lambda method, steps: min(steps, method.segments),
+        num_predictions=lambda method: 1,
+        estimate=sum_predictions,
+    ),
+}
+
+
+def make_plan(
+    trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
+) -> Plan:
+    """The views of a response by the round's method."""
+    method = settings.method
+    return ESTIMATORS[type(method)].plan(method, trajectory, settings, family, generator)
+
+
+def weigh_advantages(method: Method, advantages: Floats) -> Floats:
+    """What becomes of the advantages of a group before they multiply anything, [group_size]."""
+    return ESTIMATORS[type(method)].weigh(advantages)
+
+
+def estimate_units(
+    method: Method, logprobs: torch.Tensor, units: Units, views: Views, advantages: torch.Tensor
+) -> torch.Tensor:
+    """The likelihood of every unit, [U], from the log-probabilities of the views' predictions, [T].
+    advantages: [U]."""
+    return ESTIMATORS[type(method)].estimate(method, logprobs, units, views, advantages)
+
+
+def score_predictions(
+    model: Policy, views: Views, settings: RlRound
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probabilities of the views' predictions, and of the order of their commitment if the
-    method scores it; both [T]."""
+    round's method scores it; both [T]."""
     sampler = settings.sampler
-    if not method.ordered:
+    if not (settings.method.scores_order and isinstance(sampler.order, PlackettLuce)):
         return token_logprobs(model, views, sampler.temperature), None
     return token_and_order_logprobs(
-        model,
-        views,
-        sampler.temperature,
-        given(sampler.order_temperature),
-        given(sampler.order_score),
+        model, views, sampler.temperature, sampler.order.temperature, sampler.order.score
     )

@@ -17,7 +17,7 @@ from tracerl.errors import printable
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rollouts.responses import opening_ids
-from tracerl.sampling.sampler import Committed, Request, sample
+from tracerl.sampling.sampler import Commit, Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
@@ -37,9 +37,9 @@ class Unmasking:
         self.tokens: dict[int, int] = {}
         self.latest: set[int] = set()
 
-    def add(self, committed: Committed) -> None:
-        self.tokens.update(committed.tokens)
-        self.latest = {position for position, _ in committed.tokens}
+    def add(self, commit: Commit) -> None:
+        self.tokens.update(commit.tokens)
+        self.latest = {position for position, _ in commit.tokens}
 
     def render(self) -> Text:
         """The response up to the end of its live block: known text, the newest of it in bold, and a
@@ -121,8 +121,8 @@ def _respond(
         unmasking.render(), console=console, auto_refresh=False, vertical_overflow="visible"
     ) as live:
 
-        def show(committed: Committed) -> None:
-            unmasking.add(committed)
+        def show(commit: Commit) -> None:
+            unmasking.add(commit)
             live.update(unmasking.render(), refresh=True)
 
         [trajectory] = sample(model, tokenizer.end_ids, [request], settings, on_commit=show)

@@ -14,10 +14,11 @@ All of it is for one process that keeps everything a layer computes: `launch` an
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,14 +30,23 @@ from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture
 from tracerl.models.weights import stored_dtype
-from tracerl.reporting.work import Work, preferred_work, rl_work, sampling_work, sft_work
+from tracerl.reporting.work import (
+    Work,
+    evaluation_work,
+    preferred_work,
+    rl_work,
+    sampling_work,
+    sft_work,
+)
 from tracerl.rewards.judges.server import server_state
-from tracerl.sampling.sampler import cache_mode
+from tracerl.sampling.caches import cache_for
+from tracerl.settings.base import Section
 from tracerl.settings.models import Compute, Lora
 from tracerl.settings.params import Params
-from tracerl.settings.rewards import Judge
+from tracerl.settings.rewards import Judge, ModelJudge, ServerJudge, StepsJudge
+from tracerl.settings.rounds import RlRound
 from tracerl.settings.sampling import Sampler
-from tracerl.settings.training import RlRound, Training
+from tracerl.settings.training import Training
 
 _PACKAGES = (
     "tracerl",
@@ -118,21 +128,33 @@ def judges(
     """(name, kind, state in words) of every judge of the params. Servers are asked whether they are
     there."""
     rows: list[tuple[str, str, str]] = []
-    for name, one in (params.verification.judges or {}).items():
-        state = "ready"
-        if one.kind == "model":
-            size = _judge_bytes(one, root)
-            state = f"{one.path}: {readable(size)}" if size else f"{one.path}: no safetensors there"
-        elif one.kind == "server":
-            key = (
-                environment.get(one.api_key_variable) if one.api_key_variable is not None else None
-            )
-            unset = one.api_key_variable is not None and not key
-            state = f"{one.url} {server_state(one, key)}" + (
-                f"; {one.api_key_variable} is not set" if unset else ""
-            )
-        rows.append((name, one.kind, state))
+    for name, judge in params.verification.judges.items():
+        state = _JUDGE_STATES[type(judge)](judge, root, environment)
+        rows.append((name, judge.kind, state))
     return rows
+
+
+def _steps_judge_state(judge: StepsJudge, root: Path, environment: Mapping[str, str]) -> str:
+    return "ready"
+
+
+def _model_judge_state(judge: ModelJudge, root: Path, environment: Mapping[str, str]) -> str:
+    size = _judge_bytes(judge, root)
+    return f"{judge.path}: {readable(size) if size else 'no safetensors there'}"
+
+
+def _server_judge_state(judge: ServerJudge, root: Path, environment: Mapping[str, str]) -> str:
+    variable = judge.api_key_variable
+    key = None if variable is None else environment.get(variable)
+    state = f"{judge.url} {server_state(judge, key)}"
+    return state if variable is None or key else f"{state}; {variable} is not set"
+
+
+_JUDGE_STATES: dict[type[Section], Callable[[Any, Path, Mapping[str, str]], str]] = {
+    StepsJudge: _steps_judge_state,
+    ModelJudge: _model_judge_state,
+    ServerJudge: _server_judge_state,
+}
 
 
 def memory_limit(compute: Compute) -> int:
@@ -184,13 +206,16 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
         return sft_work(params.sft[name], arch)
     if kind == "rl":
         round_ = params.rl[name]
-        works = [rl_work(one, arch) for one in (round_, *round_.stretches)]
+        works = [rl_work(one, arch) for one in (round_, *round_.phase_rounds)]
         return Work(max(work.forwards for work in works), max(work.flops for work in works))
     if kind == "evaluate":
         one, common = params.evaluate[name], params.evaluation
-        count = len(one.tasks) * common.num_problems * common.num_samples
-        return sum(
-            (sampling_work(one.sampler, arch, count, mode) for mode in common.remasking), Work()
+        return evaluation_work(
+            one.sampler,
+            common.modes,
+            len(one.tasks) * common.num_problems,
+            common.num_samples,
+            arch,
         )
     traces = params.traces
     own = sampling_work(traces.sampler, arch, sum(traces.rollouts.values()) * traces.group_size)
@@ -209,13 +234,13 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
         yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
     for name, rl in params.rl.items():
         need = max(
-            (_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.stretches),
+            (_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.phase_rounds),
             key=lambda need: need.passes,
         )
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         asked = [rl.process.judge] if rl.process is not None else []
-        drawn = [task_set for one in rl.stretches for task_set in one.tasks]
+        drawn = [task_set for one in rl.phase_rounds for task_set in one.tasks]
         judging = _judging(
             params, root, [*drawn, *(rl.held_out.tasks or [])], asked, "judge" in rl.reward
         )
@@ -223,7 +248,7 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
             need.weights + reference + value * dtype.itemsize + judging,
             need.state + 3 * value_state * dtype.itemsize,
         )
-        sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.stretches))
+        sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.phase_rounds))
         yield Need(need.stage, own, state, max(need.passes, sampling))
     for name, one in params.evaluate.items():
         judging = _judging(params, root, one.tasks, [], False)
@@ -237,22 +262,21 @@ def _judging(
     or a part of the reward needs it."""
     verification, names = params.verification, set(asked)
     if verification.judge is not None and (
-        part or any(params.tasks.sets[name].source == "open" for name in sets)
+        part or any(params.tasks.sets[name].needs_judge for name in sets)
     ):
         names.add(verification.judge)
     return sum(
-        _judge_bytes(one, root)
-        for name, one in (verification.judges or {}).items()
-        if name in names
+        _judge_bytes(one, root) for name, one in verification.judges.items() if name in names
     )
 
 
 def _judge_bytes(judge: Judge, root: Path) -> int:
     """Bytes of a local judge's weights as they are stored; 0 for other kinds and where there are
     none."""
-    if judge.path is None:
+    directory = judge.checkpoint_path
+    if directory is None:
         return 0
-    return sum(path.stat().st_size for path in (root / judge.path).glob("*.safetensors"))
+    return sum(path.stat().st_size for path in (root / directory).glob("*.safetensors"))
 
 
 def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
@@ -320,7 +344,7 @@ def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
     """Keys and values of all rows, or the activations of whole canvases without a cache; and the
     distributions tokens are drawn from."""
     length = settings.max_prompt_tokens + settings.max_new_tokens
-    cached = cache_mode(FAMILIES[arch.family].attention, settings) != "none"
+    cached = cache_for(FAMILIES[arch.family].attention, settings).stores_keys
     rows = (
         settings.max_rows
         if not cached or settings.cache_tokens is None

@@ -40,7 +40,7 @@ from tracerl.reporting.rows import (
 from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
 from tracerl.settings.params import Params
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.store.run_tables import curve_rows
 
 Curve = list[dict[str, Any]]
@@ -156,8 +156,8 @@ def _block_sizes(settings: RlRound) -> str:
     """What a round samples and trains at, phase by phase."""
     names = [f"in phase {phase.name} " for phase in settings.phases or ()] or [""]
     return ", ".join(
-        f"{name}samples at block size {one.sampler.block_size}, trains at {one.train_block_size}"
-        for name, one in zip(names, settings.stretches, strict=True)
+        f"{name}samples at block size {part.sampler.block_size}, trains at {part.train_block_size}"
+        for name, part in zip(names, settings.phase_rounds, strict=True)
     )
 
 

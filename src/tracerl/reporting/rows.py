@@ -113,7 +113,7 @@ def won_lost_charts(connection: duckdb.DuckDBPyConnection, params: Params) -> li
     for before, after in _comparisons(params):
         a, b = params.evaluate[before], params.evaluate[after]
         rows = []
-        for mode in params.evaluation.remasking:
+        for mode in params.evaluation.modes:
             values = {"before": f"evaluate@{before}/{mode}", "after": f"evaluate@{after}/{mode}"}
             rows += [
                 (f"{r['task_set']} · {mode}", r["won"], r["lost"])

@@ -2,6 +2,7 @@
 everything as large as its limits allow."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -9,9 +10,13 @@ from tracerl.models.cost import head_flops, layer_flops
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import block_starts_after
 from tracerl.models.transformer import Architecture
-from tracerl.sampling.sampler import cache_mode
-from tracerl.settings.sampling import Sampler
-from tracerl.settings.training import RlRound, Traces, Training
+from tracerl.objectives.methods import ESTIMATORS
+from tracerl.objectives.supervised import num_tokens, num_trace_views
+from tracerl.sampling.caches import ResponseShape, cache_for, cost
+from tracerl.sampling.orders import num_steps
+from tracerl.settings.rounds import RlRound
+from tracerl.settings.sampling import Mode, Sampler
+from tracerl.settings.training import Traces, Training
 
 
 @dataclass(frozen=True)
@@ -28,50 +33,50 @@ class Work:
         return Work(self.forwards * count, self.flops * count)
 
 
-def sampling_work(
-    settings: Sampler, arch: Architecture, count: int, remasking: str | None = None
-) -> Work:
+def sampling_work(settings: Sampler, arch: Architecture, count: int) -> Work:
     """Of `count` responses, in slots that are never idle; each prompt is passed for itself."""
-    attention, size = FAMILIES[arch.family].attention, settings.block_size
-    mode, remasking = cache_mode(attention, settings), remasking or settings.remasking
+    family, size = FAMILIES[arch.family], settings.block_size
+    cache = cache_for(family.attention, settings)
     prompt, blocks = settings.max_prompt_tokens, -(-settings.max_new_tokens // size)
-    if attention == "block_causal" and prompt % size:
-        blocks += 1  # the block that prompt and response share
-    steps = (
-        settings.steps_per_block if remasking in ("static", "sequential", "plackett_luce") else size
+    canvas = prompt + blocks * size
+    if family.attention == "block_causal":
+        canvas = block_starts_after(prompt + settings.max_new_tokens, size)
+        if prompt % size:
+            blocks += 1  # the block that prompt and response share
+    shape = ResponseShape(
+        attention=family.attention,
+        shift=family.shift,
+        prompt=prompt,
+        canvas=canvas,
+        block_size=size,
+        num_blocks=blocks,
+        num_steps=num_steps(settings),
     )
-    canvas = (
-        block_starts_after(prompt + settings.max_new_tokens, size)
-        if attention == "block_causal"
-        else prompt + blocks * size
-    )
-    if mode == "exact":
-        passes, tokens = blocks * (steps + 1), prompt + blocks * (steps + 1) * size
-    elif mode == "none":
-        hidden = (
-            size if attention == "block_causal" else 0
-        )  # later blocks are not passed where they cannot be seen
-        passes, tokens = (
-            blocks * steps,
-            steps * sum(canvas - hidden * later for later in range(blocks)),
-        )
-    else:
-        every = settings.refresh_every or steps
-        full = -(-steps // every)
-        longest = {"prefix": canvas, "dual": size, "window": size + (settings.horizon or 0)}[mode]
-        windows = sum(
-            min(longest, (later + 1) * size) + FAMILIES[arch.family].shift
-            for later in range(blocks)
-        )
-        passes, tokens = blocks * steps, blocks * full * canvas + (steps - full) * windows
-    worlds = 2 if settings.guidance else 1
-    predicted = blocks * steps * size
-    flops = float(count) * worlds * (tokens * layer_flops(arch) + predicted * head_flops(arch))
+    passes, tokens = cost(cache, shape)
+    branches = 2 if settings.guidance else 1
+    predicted = blocks * shape.num_steps * size
+    flops = float(count) * branches * (tokens * layer_flops(arch) + predicted * head_flops(arch))
     rows = settings.max_rows
-    if mode != "none" and settings.cache_tokens is not None:
+    if cache.stores_keys and settings.cache_tokens is not None:
         rows = max(1, min(rows, settings.cache_tokens // canvas))
     waves = -(-count // rows)
-    return Work(worlds * waves * (passes + (mode == "exact")), flops)
+    return Work(branches * waves * (passes + cache.shares_prompts), flops)
+
+
+def evaluation_work(
+    sampler: Sampler,
+    modes: Mapping[str, Mode],
+    num_problems: int,
+    num_samples: int,
+    arch: Architecture,
+) -> Work:
+    """Of an evaluation in all its modes. num_samples: responses per problem where a mode does not
+    say otherwise."""
+    total = Work()
+    for mode in modes.values():
+        count = num_problems * mode.samples(num_samples)
+        total += sampling_work(mode.apply(sampler), arch, count)
+    return total
 
 
 def preferred_work(settings: Traces, arch: Architecture) -> Work:
@@ -89,15 +94,8 @@ def preferred_work(settings: Traces, arch: Architecture) -> Work:
 def sft_work(settings: Training, arch: Architecture) -> Work:
     """Of all optimizer steps, every example as long as it may be."""
     block, length = max(settings.block_sizes), settings.max_length
-    views = {
-        "trace": _views(arch, block, settings.shrink, length),
-        "semi_ar": -(-length // block),
-    }.get(settings.objective, 1)
-    if settings.objective == "semi_ar" and FAMILIES[arch.family].attention == "block_causal":
-        views = 1
-    tokens = settings.batch_size * (
-        length if settings.objective == "ar" else _layout(arch, length, views)
-    )
+    attention = FAMILIES[arch.family].attention
+    tokens = settings.batch_size * num_tokens(settings.objective, attention, block, length)
     return _trained(
         tokens, settings.batch_size * length, settings.micro_batch_tokens, arch, 1, 0
     ).times(settings.num_steps)
@@ -106,20 +104,30 @@ def sft_work(settings: Training, arch: Architecture) -> Work:
 def rl_work(settings: RlRound, arch: Architecture) -> Work:
     """Of all iterations: groups up to the cap, old (and reference) log-probabilities and the
     gradient's passes over the kept ones, values, and the held-out evaluations."""
-    sampler, block = settings.sampler, settings.train_block_size
+    held_out = settings.held_out
+    sampled = sampling_work(
+        settings.sampler, arch, settings.max_sampled_groups * settings.group_size
+    )
+    evaluations = 1 + -(-settings.iterations // held_out.every)
+    problems = held_out.num_problems * len(held_out.tasks or settings.tasks)
+    evaluated = evaluation_work(
+        settings.sampler, held_out.modes, problems, held_out.num_samples, arch
+    )
+    iteration = sampled + _update_work(settings, arch)
+    return iteration.times(settings.iterations) + evaluated.times(evaluations)
+
+
+def _update_work(settings: RlRound, arch: Architecture) -> Work:
+    """Of the updates of an iteration: the policy's, and the value model's if there is one."""
+    sampler, block, method = settings.sampler, settings.train_block_size, settings.method
+    estimator = ESTIMATORS[type(method)]
+    attention = FAMILIES[arch.family].attention
     length = block_starts_after(sampler.max_prompt_tokens + sampler.max_new_tokens, block)
-    traced = settings.method in ("tracerl", "step_merge", "mask_aware")
-    views = (
-        _views(arch, block, settings.shrink, sampler.max_new_tokens)
-        if traced
-        else 2 * (settings.copies or 1) * (settings.nodes or 1)
-    )
+    steps = num_trace_views(attention, block, settings.shrink, sampler.max_new_tokens)
     count = settings.groups * settings.group_size
-    tokens, predicted = (
-        count * _layout(arch, length, views),
-        count * sampler.max_new_tokens * (1 if traced else views),
-    )
-    draws = settings.epochs if settings.method != "tracerl" else 1
+    tokens = count * _layout(arch, length, estimator.num_views(method, steps))
+    predicted = count * sampler.max_new_tokens * estimator.num_predictions(method)
+    draws = settings.epochs if method.draws_views else 1
     without = Fraction(draws * (1 + (settings.kl_to != "iteration")))
     if settings.epochs == draws:  # the first optimizer step needs no other pass than its own
         without -= Fraction(1, settings.updates)
@@ -127,28 +135,9 @@ def rl_work(settings: RlRound, arch: Architecture) -> Work:
         tokens, predicted, settings.micro_batch_tokens, arch, settings.epochs, without
     )
     if settings.value is not None:
-        update += _trained(
-            count
-            * _layout(arch, length, _views(arch, block, settings.shrink, sampler.max_new_tokens)),
-            0,
-            settings.micro_batch_tokens,
-            arch,
-            1,
-            1,
-        )
-    sampled = sampling_work(sampler, arch, settings.max_sampled_groups * settings.group_size)
-    evaluations = 1 + -(-settings.iterations // settings.held_out.every)
-    problems = settings.held_out.num_problems * len(settings.held_out.tasks or settings.tasks)
-    held_out = sum(
-        (sampling_work(sampler, arch, problems, mode) for mode in settings.held_out.remasking),
-        Work(),
-    )
-    return (sampled + update).times(settings.iterations) + held_out.times(evaluations)
-
-
-def _views(arch: Architecture, block: int, shrink: int, tokens: int) -> int:
-    """Views of a trajectory that committed a token a step."""
-    return -(-(tokens if FAMILIES[arch.family].attention == "full" else block) // shrink)
+        tokens = count * _layout(arch, length, steps)
+        update += _trained(tokens, 0, settings.micro_batch_tokens, arch, 1, 1)
+    return update
 
 
 def _layout(arch: Architecture, length: int, views: int) -> int:

@@ -15,7 +15,8 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.verify.parts import reward_parts
 from tracerl.rewards.verify.verifier import Verdict, judge_answers, provenance, verify_all
 from tracerl.sampling.autoregressive import sample_autoregressive
-from tracerl.sampling.sampler import Request, cache_mode, sample
+from tracerl.sampling.caches import cache_for
+from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.rewards import RewardPart
 from tracerl.settings.sampling import Sampler
@@ -243,10 +244,34 @@ def fitting_tasks(
     return fitting, num_dropped
 
 
+# Columns of the store for keys of orders and caches.
+_ORDER_COLUMNS = {
+    "remasking": "kind",
+    "threshold": "threshold",
+    "entropy_bound": "bound",
+    "order_temperature": "temperature",
+    "order_score": "score",
+}
+_CACHE_COLUMNS = {
+    "cache_mode": "kind",
+    "cache_horizon": "horizon",
+    "refresh_every": "refresh_every",
+    "refresh_sees": "refresh_sees",
+}
+
+
 def recorded_settings(settings: Sampler, model: "Policy | PreTrainedModel") -> dict[str, object]:
-    """The sampler's settings as columns of the store."""
+    """The sampler's settings as columns of the store; None where the order or cache has no such
+    key."""
     columns = settings.model_dump(
-        exclude={"block_size", "cache", "horizon", "max_rows", "cache_tokens", "max_prompt_tokens"}
+        exclude={"block_size", "order", "cache", "max_rows", "cache_tokens", "max_prompt_tokens"}
     )
-    mode = cache_mode(model.family.attention, settings) if isinstance(model, Policy) else "exact"
-    return {**columns, "cache_mode": mode, "cache_horizon": settings.horizon}
+    order = settings.order.model_dump()
+    cache = settings.cache.model_dump()
+    columns |= {column: order.get(key) for column, key in _ORDER_COLUMNS.items()}
+    columns |= {column: cache.get(key) for column, key in _CACHE_COLUMNS.items()}
+    if isinstance(model, Policy):
+        columns["cache_mode"] = cache_for(model.family.attention, settings).kind
+    else:
+        columns["cache_mode"] = "exact"
+    return columns

@@ -34,7 +34,7 @@ def sample_autoregressive(
     on_done: Callable[[int], None] | None = None,
 ) -> list[Trajectory]:
     """One trajectory per request, in their order. Of the settings only temperature, filters, limits
-    and max_rows mean something here.
+    and max_rows have an effect here.
 
     Raises DataError for an empty prompt, an id outside the vocabulary, or guidance.
     """
@@ -143,5 +143,4 @@ def _trajectory(
         stop_reason="end" if ends.any() else "length",
         num_denoising_forwards=stop,
         num_forwards=stop,
-        cache_mode="exact",
     )

@@ -16,33 +16,37 @@ from dataclasses import dataclass
 
 import torch
 
+from tracerl.sampling.orders import order_scores
 from tracerl.settings.sampling import Sampler
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Tokens drawn at masked positions, all of one shape: int64 tokens and, of each, its
-    confidence, its log-probability at temperature, the same under the distribution after top-k and
-    top-p, and the order score of its position (zero unless the order is drawn)."""
+@dataclass(frozen=True, kw_only=True)
+class TokenDraws:
+    """Tokens drawn at masked positions; all fields have one shape, [T] or [rows, K]."""
 
     tokens: torch.Tensor
+    """Token ids, int64."""
     confidence: torch.Tensor
+    """What positions are ranked by, float."""
     logprobs: torch.Tensor
+    """Log-probability at the sampler's temperature, float."""
     filtered_logprobs: torch.Tensor
+    """Log-probability after top-k and top-p as well, float."""
     order_scores: torch.Tensor
+    """Order score of the position, float64; zero unless the order is drawn."""
 
-    def scattered(self, at: tuple[torch.Tensor, torch.Tensor], shape: torch.Size) -> "Drawn":
-        """The flat entries put at their places of a [rows, K] table; zeros elsewhere."""
+    def scatter(self, at: tuple[torch.Tensor, torch.Tensor], shape: torch.Size) -> "TokenDraws":
+        """The flat entries at their places of a [rows, K] table, zeros elsewhere."""
 
         def put(values: torch.Tensor) -> torch.Tensor:
             return values.new_zeros(shape).index_put(at, values)
 
-        return Drawn(
-            put(self.tokens),
-            put(self.confidence),
-            put(self.logprobs),
-            put(self.filtered_logprobs),
-            put(self.order_scores),
+        return TokenDraws(
+            tokens=put(self.tokens),
+            confidence=put(self.confidence),
+            logprobs=put(self.logprobs),
+            filtered_logprobs=put(self.filtered_logprobs),
+            order_scores=put(self.order_scores),
         )
 
 
@@ -51,7 +55,7 @@ def draw(
     numbers: torch.Tensor,
     settings: Sampler,
     order: torch.Tensor | None = None,
-) -> Drawn:
+) -> TokenDraws:
     """Draws one token from each row of logits [T, V], using one uniform number each, float64 [T].
     order: an order module's scores, [T].
 
@@ -65,7 +69,7 @@ def draw(
         if settings.temperature not in (0.0, 1.0)
         else raw
     )
-    filtered = _filtered(tempered, settings)
+    filtered = _filter(tempered, settings)
     if settings.temperature == 0.0:
         tokens = raw.argmax(-1)
     else:
@@ -80,8 +84,7 @@ def draw(
     def of_tokens(logprobs: torch.Tensor) -> torch.Tensor:
         return logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
-    # The entropy-bounded order is about entropies, whatever else is asked for.
-    source = "neg_entropy" if settings.remasking == "entropy" else settings.confidence
+    source = settings.confidence_source
     if source == "neg_entropy":
         confidence = -torch.special.entr(raw.exp()).sum(-1)
     elif source == "margin":
@@ -89,42 +92,26 @@ def draw(
         confidence = largest[:, 0] - largest[:, 1]
     else:
         distribution_of = {"raw": raw, "tempered": tempered, "filtered": filtered}[source]
-        confidence = (
-            of_tokens(distribution_of)
-            if settings.confidence_of == "drawn"
-            else distribution_of.max(-1).values
-        ).exp()
-    return Drawn(
-        tokens,
-        confidence,
-        of_tokens(tempered),
-        of_tokens(filtered),
-        _order_scores(logits, raw, order, settings),
+        if settings.confidence_of == "drawn":
+            confidence = of_tokens(distribution_of).exp()
+        else:
+            confidence = distribution_of.max(-1).values.exp()
+    return TokenDraws(
+        tokens=tokens,
+        confidence=confidence,
+        logprobs=of_tokens(tempered),
+        filtered_logprobs=of_tokens(filtered),
+        order_scores=order_scores(logits, raw, order, settings.order),
     )
 
 
-def guided(logits: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
+def guide(logits: torch.Tensor, unconditional: torch.Tensor, guidance: float) -> torch.Tensor:
     """Classifier-free guidance (LLaDA, equation 16): logits moved away from those of the canvas
     whose prompt is masked."""
     return unconditional + (guidance + 1.0) * (logits - unconditional)
 
 
-def _order_scores(
-    logits: torch.Tensor, raw: torch.Tensor, order: torch.Tensor | None, settings: Sampler
-) -> torch.Tensor:
-    """Plackett-Luce scores v / order_temperature of each position, [T], in float64: an exact order
-    needs no more noise than it draws."""
-    if settings.remasking != "plackett_luce" or settings.order_temperature is None:
-        return torch.zeros_like(raw[:, 0])
-    values = (
-        order
-        if order is not None
-        else (logits if settings.order_score == "max_logit" else raw).max(-1).values
-    )
-    return values.double() / settings.order_temperature
-
-
-def _filtered(logprobs: torch.Tensor, settings: Sampler) -> torch.Tensor:
+def _filter(logprobs: torch.Tensor, settings: Sampler) -> torch.Tensor:
     """Log-probabilities after top-k, then top-p, renormalised; the very same tensor when both are
     off."""
     if not settings.filters:

@@ -14,24 +14,30 @@ import torch
 from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import CacheWindow, KeyValueCache, predictor_positions
-from tracerl.sampling.slots import Ints, Live, Slots
+from tracerl.sampling.slots import ActiveBlock, Ints, Slots
 
 _SHAPE_STEP = 128  # static shapes are multiples of this
 
 
 class Passes:
-    """The passes of one sampling run. Worlds: 0 is the canvas as it is, 1 (with guidance only) the
-    canvas with its prompt masked; each has its own cache. static: whether shapes are few rather
-    than small."""
+    """The passes of one sampling run.
 
-    def __init__(self, model: Policy, slots: Slots, num_worlds: int, static: bool) -> None:
-        self.model, self.slots, self.mode, self.static = model, slots, slots.mode, static
-        self.settings, self.attention = slots.settings, model.family.attention
-        self.caches = (
-            [KeyValueCache(model, slots.size, slots.width) for _ in range(num_worlds)]
-            if self.mode != "none"
-            else []
-        )
+    Branch 0 is conditional, the canvas as it is; branch 1 (with guidance only) is unconditional,
+    the canvas with its prompt masked. Each has its own keys. static: whether shapes are few rather
+    than small. caches.py says which of these passes a step makes.
+    """
+
+    def __init__(self, model: Policy, slots: Slots, num_branches: int, static: bool) -> None:
+        self.model = model
+        self.slots = slots
+        self.static = static
+        self.settings = slots.settings
+        self.attention = model.family.attention
+        self.caches: list[KeyValueCache] = []
+        if slots.cache.stores_keys:
+            self.caches = [
+                KeyValueCache(model, slots.size, slots.width) for _ in range(num_branches)
+            ]
         self._prompts: list[tuple[int, ...] | None] = [
             None
         ] * slots.size  # whose keys lie at the start of each slot
@@ -44,7 +50,9 @@ class Passes:
         its own slot or copies them from another, as long as one still holds them."""
         slots, first = self.slots, self.slots.count
         whole = [
-            tuple(slots.requests[i].prompt_ids[: slots.first[i]]) if self.mode == "exact" else ()
+            tuple(slots.requests[i].prompt_ids[: slots.first[i]])
+            if slots.cache.shares_prompts
+            else ()
             for i in indices
         ]
         rows = self._places(whole, range(first, first + len(indices)))
@@ -97,14 +105,14 @@ class Passes:
             inside = np.arange(width) < np.array([len(prompt) for prompt, _ in part])[:, None]
             positions = np.broadcast_to(np.arange(width), ids.shape)
             blocks, streams = positions // self.settings.block_size, np.where(inside, CLEAN, PAD)
-            where, block, stream = self._sent(positions, blocks, streams)
-            columns, rows = self._sent(
+            where, block, stream = self._to_device(positions, blocks, streams)
+            columns, rows = self._to_device(
                 np.where(inside, positions, self.slots.width), np.array([row for _, row in part])
             )
-            for world, cache in enumerate(self.caches):
-                shown = np.full_like(ids, self.slots.mask_id) if world else ids
+            for branch, cache in enumerate(self.caches):
+                visible = np.full_like(ids, self.slots.mask_id) if branch else ids
                 self.model(
-                    self._sent(shown)[0],
+                    self._to_device(visible)[0],
                     Layout(where, block, stream),
                     CacheWindow(cache, 0, 0, rows, columns),
                 )
@@ -113,7 +121,7 @@ class Passes:
         """Copies the first keys of slots over those of others, (target, source) each."""
         if not pairs:
             return
-        targets, sources = self._sent(*np.array(pairs).T)
+        targets, sources = self._to_device(*np.array(pairs).T)
         for cache in self.caches:
             cache.copy_rows(sources, targets, length)
 
@@ -122,7 +130,7 @@ class Passes:
         holes, movers = self.slots.close_gaps(finished)
         if not (holes and self.caches):
             return
-        targets, sources = self._sent(np.array(holes + movers), np.array(movers + holes))
+        targets, sources = self._to_device(np.array(holes + movers), np.array(movers + holes))
         for cache in self.caches:
             cache.copy_rows(sources, targets, self.slots.width)
         for hole, mover in zip(holes, movers, strict=True):
@@ -130,78 +138,66 @@ class Passes:
 
     # Steps
 
-    def hidden(self, live: Live, world: int) -> torch.Tensor:
-        """Hidden states that predict the live positions, [n, K, hidden] or, with static shapes, of
-        more rows."""
-        everyone = np.arange(self.slots.count)
-        if self.mode == "none":
-            return self._canvas(live, world, everyone, cached=False)
-        if self.mode == "exact":
-            return self._window(
-                live.positions, world, everyone, live.positions, live.positions[:, -1] + 1
-            )
-        every, step = self.settings.refresh_every, self.slots.step_in_block[: self.slots.count]
-        stale = step == 0 if every is None else step % every == 0
-        if stale.all():
-            return self._canvas(live, world, everyone, cached=True)
-        if not stale.any():
-            return self._approximate(live, world, everyone)
-        parts = [
-            self._approximate(live, world, everyone[~stale]),
-            self._canvas(live, world, everyone[stale], cached=True),
-        ]
-        [back] = self._sent(np.argsort(np.concatenate([everyone[~stale], everyone[stale]])))
-        return torch.cat([parts[0][: int((~stale).sum())], parts[1]])[back]
+    def canvas(
+        self, active: ActiveBlock, branch: int, rows: Ints, key_end: Ints | None = None
+    ) -> torch.Tensor:
+        """Hidden states that predict the active blocks of some rows, [m, K, hidden], from a pass
+        over the whole canvas, whose keys are all stored if there is a cache.
 
-    def _canvas(self, live: Live, world: int, rows: Ints, cached: bool) -> torch.Tensor:
-        """The whole canvas of some rows, whose keys are all written to the cache if there is one."""
-        slots, family, positions = self.slots, self.model.family, live.positions[rows]
-        cut = self.settings.refresh_sees == "window"
-        seen = (
-            positions[:, -1] + 1
-            if family.attention == "block_causal"
-            else slots.horizon(live, rows)
-            if cut
-            else slots.end[rows]
-        )
-        width = self._rounded(int(seen.max()), slots.width)
+        key_end: [m], where what is seen ends; None for the end of the canvas, or of the active
+        block where later blocks cannot be seen (block-causal attention).
+        """
+        slots, family, positions = self.slots, self.model.family, active.positions[rows]
+        if family.attention == "block_causal":
+            key_end = positions[:, -1] + 1
+        elif key_end is None:
+            key_end = slots.end[rows]
+        width = self._rounded(int(key_end.max()), slots.width)
         columns = np.broadcast_to(np.arange(width), (len(rows), width))
-        streams = np.where(columns < seen[:, None], CLEAN, PAD)
-        ids, where, padding = self._sent(slots.shown(rows, columns, bool(world)), columns, streams)
+        streams = np.where(columns < key_end[:, None], CLEAN, PAD)
+        ids, where, padding = self._to_device(
+            slots.visible_ids(rows, columns, bool(branch)), columns, streams
+        )
         layout = Layout(
             where, attention_blocks(where, self.settings.block_size, family.attention), padding
         )
-        window = CacheWindow(self.caches[world], 0, 0, self._sent(rows)[0]) if cached else None
+        window = None
+        if self.caches:
+            window = CacheWindow(self.caches[branch], 0, 0, self._to_device(rows)[0])
         hidden: torch.Tensor = self.model(ids, layout, window)
-        at = predictor_positions(self._sent(positions)[0], family)
+        at = predictor_positions(self._to_device(positions)[0], family)
         return hidden.gather(1, at.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
-    def _approximate(self, live: Live, world: int, rows: Ints) -> torch.Tensor:
-        """The live blocks of some rows and what the mode forwards after them, against the keys of
-        the last refresh.
+    def from_block(
+        self, active: ActiveBlock, branch: int, rows: Ints, end: Ints, key_end: Ints
+    ) -> torch.Tensor:
+        """The same from a pass over positions from the active block to `end`, against the stored
+        keys up to `key_end`; both [m].
 
         The predictor of a shifted family's first token is passed too, and padding makes the rows
-        equally long; neither writes its keys.
+        equally long; neither stores its keys.
         """
-        slots, positions = self.slots, live.positions[rows]
-        end, behind = slots.end[rows], positions[:, -1] + 1
-        last = {"prefix": end, "dual": behind, "window": slots.horizon(live, rows)}[self.mode]
+        positions = active.positions[rows]
         first = positions[:, 0] - self.model.family.shift
-        queries = first[:, None] + np.arange(int((last - first).max()))
-        own = (queries >= positions[:, :1]) & (queries < last[:, None])
-        columns = np.where(own, queries, slots.width)
-        return self._window(queries, world, rows, columns, end if self.mode == "dual" else last)[
-            :, : self.settings.block_size
-        ]
+        queries = first[:, None] + np.arange(int((end - first).max()))
+        writes = (queries >= positions[:, :1]) & (queries < end[:, None])
+        columns = np.where(writes, queries, self.slots.width)
+        return self.window(queries, branch, rows, columns, key_end)[:, : self.settings.block_size]
 
-    def _window(
-        self, queries: Ints, world: int, rows: Ints, columns: Ints, key_end: Ints
+    def merge(self, parts: Sequence[torch.Tensor], rows: Sequence[Ints]) -> torch.Tensor:
+        """Hidden states of several groups of rows in the order of the rows."""
+        [back] = self._to_device(np.argsort(np.concatenate(list(rows))))
+        hidden = [part[: len(group)] for part, group in zip(parts, rows, strict=True)]
+        return torch.cat(hidden)[back]
+
+    def window(
+        self, queries: Ints, branch: int, rows: Ints, columns: Ints, key_end: Ints
     ) -> torch.Tensor:
         """Positions `queries` of some rows against the keys [0, key_end) of the cache, after
         writing theirs to `columns`."""
         slots = self.slots
         ids, length = (
-            slots.shown(rows, queries, bool(world)),
+            slots.visible_ids(rows, queries, bool(branch)),
             self._rounded(int(key_end.max()), slots.width),
         )
         everyone = len(rows) == slots.count
@@ -212,22 +208,22 @@ class Passes:
             )
             columns = np.pad(columns, ((0, idle), (0, 0)), constant_values=slots.width)
             key_end = np.pad(key_end, (0, idle), constant_values=1)
-        given, where, written, seen = self._sent(ids, queries, columns, key_end)
+        tokens, where, written, seen = self._to_device(ids, queries, columns, key_end)
         # The keys of all rows are read where they lie; those of some are copied.
-        some = None if everyone else self._sent(rows)[0]
+        some = None if everyone else self._to_device(rows)[0]
         layout = Layout(where, where, where, first_keys=seen, num_keys=length)
         hidden: torch.Tensor = self.model(
-            given, layout, CacheWindow(self.caches[world], 0, length, some, written)
+            tokens, layout, CacheWindow(self.caches[branch], 0, length, some, written)
         )
         return hidden
 
     def _rounded(self, length: int, most: int) -> int:
         return min(-(-length // _SHAPE_STEP) * _SHAPE_STEP, most) if self.static else length
 
-    def _sent(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        return sent(self.model.device, *arrays)
+    def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        return to_device(self.model.device, *arrays)
 
 
-def sent(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+def to_device(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     """Copies of arrays on a device."""
     return [torch.from_numpy(np.array(array)).to(device, non_blocking=True) for array in arrays]

@@ -1,17 +1,17 @@
 """The one denoising loop: for traces, RL rollouts, evaluation and chat.
 
-Requests run in slots. Each step handles the live block of every slot, wherever in its response it
+Requests run in slots. Each step handles the active block of every slot, wherever in its response it
 stands; a finished row leaves at once and the next request takes its place. The host keeps the rows
 (slots.py), the device the weights and the key/value caches (passes.py); they meet once a step, when
 the host reads what was committed. What a step passes through the model depends on the cache:
 
 * none: the whole canvas.
-* exact (block-causal families): the live blocks; a finished block is passed once more, clean, to
+* exact (block-causal families): the active blocks; a finished block is passed once more, clean, to
 commit it. A prompt that several
   requests share is passed once.
 * prefix, dual, window (full attention, approximate): the whole canvas at the start of a block,
 which also refreshes every key; then the
-  live block with what follows it (prefix), alone (dual), or with the next `horizon` positions,
+  active block with what follows it (prefix), alone (dual), or with the next `horizon` positions,
   beyond which nothing is seen (window).
 
 Contract: a row's tokens depend on its own request only, not on batch size, order, padding or the
@@ -35,15 +35,15 @@ import numpy.typing as npt
 import torch
 
 from tracerl.errors import DataError
-from tracerl.models.families import Attention
 from tracerl.models.finite import nonfinite_error
 from tracerl.models.masks import Layout, attention_blocks
 from tracerl.models.policy import Policy
-from tracerl.sampling.drawing import Drawn, draw, guided
-from tracerl.sampling.passes import Passes, sent
-from tracerl.sampling.slots import Decided, Ints, Live, Slots
+from tracerl.sampling.caches import cache_for, hidden_states
+from tracerl.sampling.drawing import TokenDraws, draw, guide
+from tracerl.sampling.orders import choose, needs_module, order_logprobs, perturb
+from tracerl.sampling.passes import Passes, to_device
+from tracerl.sampling.slots import ActiveBlock, Ints, Slots, StepResult
 from tracerl.sampling.slots import Request as Request
-from tracerl.sampling.unmasking import choose, order_logprobs, perturbed
 from tracerl.seeds import uniforms
 from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
@@ -57,12 +57,13 @@ _POSITIONS_STEP = (
 
 
 @dataclass(frozen=True)
-class Committed:
-    """Tokens that a step has just committed. request: index of the request. tokens: (index in the
-    response, id), in order of position."""
+class Commit:
+    """Tokens that a step has just committed in one response."""
 
     request: int
+    """Index of the request."""
     tokens: list[tuple[int, int]]
+    """(index in the response, id), in order of position."""
 
 
 @torch.inference_mode()
@@ -72,7 +73,7 @@ def sample(
     requests: Sequence[Request],
     settings: Sampler,
     on_done: Callable[[int], None] | None = None,
-    on_commit: Callable[[Committed], None] | None = None,
+    on_commit: Callable[[Commit], None] | None = None,
 ) -> list[Trajectory]:
     """One trajectory per request, in the order of the requests.
 
@@ -96,12 +97,6 @@ def sample(
     return [results[i] for i in range(len(requests))]
 
 
-def cache_mode(attention: Attention, settings: Sampler) -> str:
-    """The cache that models are sampled with: the exact one is none for full attention, whose keys
-    depend on every later token."""
-    return "none" if settings.cache == "exact" and attention == "full" else settings.cache
-
-
 def static_shapes(device: torch.device) -> bool:
     """Whether passes should have few shapes (compiled graphs, kernels that are launched) rather
     than small ones."""
@@ -109,23 +104,21 @@ def static_shapes(device: torch.device) -> bool:
 
 
 def _check(model: Policy, requests: Sequence[Request], settings: Sampler) -> None:
-    if settings.approximate and model.family.attention != "full":
+    if settings.cache.is_approximate and model.family.attention != "full":
         raise DataError(
             "the cache does not fit the model",
             where=f"sampler.cache, family {model.family.name}",
-            got=settings.cache,
-            wanted="exact or none: a block-causal family has an exact cache, so it needs no approximate one",
+            got=settings.cache.kind,
+            wanted="exact or none: a block-causal family has an exact cache, so it needs no "
+            "approximate one",
         )
-    if (
-        settings.remasking == "plackett_luce"
-        and settings.order_score == "module"
-        and model.order is None
-    ):
+    if needs_module(settings.order) and model.order is None:
         raise DataError(
             "the checkpoint has no order module",
-            where="sampler.order_score",
+            where="sampler.order.score",
             got="module",
-            wanted="max_logit, max_logprob, or the checkpoint of a mask_aware round with this order_score",
+            wanted="max_logit, max_logprob, or the checkpoint of a round whose order has this "
+            "score",
         )
     check_prompts(requests, model.architecture.vocab_size)
 
@@ -157,7 +150,7 @@ def rows_that_fit(slots: Slots, settings: Sampler) -> int:
 
     Raises DataError if it has room for none: such a request could wait for ever.
     """
-    if slots.mode == "none" or settings.cache_tokens is None:
+    if not slots.cache.stores_keys or settings.cache_tokens is None:
         return slots.size
     fitting = settings.cache_tokens // slots.width
     if not fitting:
@@ -183,104 +176,119 @@ class _Engine:
         requests: Sequence[Request],
         settings: Sampler,
     ) -> None:
-        self.model, self.settings = model, settings
+        self.model = model
+        self.settings = settings
         self.static = static_shapes(model.device)
-        self.ordering = settings.remasking == "plackett_luce" and settings.order_score == "module"
-        self.num_worlds = 2 if settings.guidance else 1
-        mode = cache_mode(model.family.attention, settings)
+        self.order_module = model.order if needs_module(settings.order) else None
+        self.num_branches = 2 if settings.guidance else 1
+        attention = model.family.attention
         self.slots = Slots(
-            requests, end_ids, settings, model.family.attention, model.architecture.mask_id, mode
+            requests,
+            end_ids,
+            settings,
+            attention,
+            model.architecture.mask_id,
+            cache_for(attention, settings),
         )
         self.slots.allocate(rows_that_fit(self.slots, settings))
-        self.passes = Passes(model, self.slots, self.num_worlds, self.static)
+        self.passes = Passes(model, self.slots, self.num_branches, self.static)
 
-    def step(self, on_commit: Callable[[Committed], None] | None = None) -> dict[int, Trajectory]:
+    def step(self, on_commit: Callable[[Commit], None] | None = None) -> dict[int, Trajectory]:
         """One forward pass over all live rows; returns the trajectories that it finished, by
         request index."""
-        slots, live = self.slots, self.slots.live()
-        hidden = [self.passes.hidden(live, world) for world in range(self.num_worlds)]
-        decided = self._decided(hidden, live) if len(live.rows) else None
-        rows, positions = slots.record(live, decided, self.num_worlds)
+        slots = self.slots
+        active = slots.active_block()
+        hidden = [hidden_states(self.passes, active, branch) for branch in range(self.num_branches)]
+        result = self._decide(hidden, active) if len(active.rows) else None
+        rows, positions = slots.record(active, result, self.num_branches)
         if on_commit and len(rows):
-            self._tell(on_commit, rows, positions)
-        finished = slots.advance(live)
+            self._report(on_commit, rows, positions)
+        finished = slots.advance(active)
         results = {int(slots.request[row]): slots.trajectory(row, ended) for row, ended in finished}
         if finished:
             self.passes.close_gaps([row for row, _ in finished])
         return results
 
-    def _decided(self, hidden: list[torch.Tensor], live: Live) -> Decided:
-        """Draws a token at each masked live position, chooses which to commit, and reads the
-        answer: the one wait of a step."""
-        shape = live.positions.shape
-        rows, columns = live.rows, live.columns
+    def _decide(self, hidden: list[torch.Tensor], active: ActiveBlock) -> StepResult:
+        """Draws a token at each masked position, chooses which to commit, and reads the result:
+        the only host/device sync of a step."""
+        rows, columns = active.rows, active.columns
         if self.static:  # the last entry over and over; it is written to its place once more
             more = -len(rows) % _POSITIONS_STEP
-            rows, columns = (
-                np.pad(rows, (0, more), mode="edge"),
-                np.pad(columns, (0, more), mode="edge"),
-            )
-        counters = (self.slots.num_steps[rows] << 32) + live.positions[rows, columns]
-        row, column, counter, key = self._sent(rows, columns, counters, self.slots.key[rows])
-        logits = self.model.logits(hidden[0][row, column])
-        if self.settings.guidance:
-            logits = guided(
-                logits, self.model.logits(hidden[1][row, column]), self.settings.guidance
-            )
-        order = (
-            self.model.order(hidden[0][row, column])
-            if self.ordering and self.model.order is not None
-            else None
-        )
-        drawn = draw(logits, uniforms(key, counter), self.settings, order).scattered(
-            (row, column), torch.Size(shape)
-        )
-        masked, step = self._sent(live.masked, self.slots.step_in_block[: self.slots.count])
-        values = self._values(drawn, live)
-        commit = choose(values, masked, step, self.settings)
-        fields = [torch.where(commit, drawn.tokens, -1), drawn.logprobs, drawn.filtered_logprobs]
-        if self.settings.remasking == "plackett_luce":
-            fields += order_logprobs(drawn.order_scores, values, masked)
+            rows = np.pad(rows, (0, more), mode="edge")
+            columns = np.pad(columns, (0, more), mode="edge")
+        draws = self._draw(hidden, active, rows, columns)
+        masked, step = self._to_device(active.masked, self.slots.step_in_block[: self.slots.count])
+        ranking = self._ranking(draws, active)
+        commit = choose(ranking, masked, step, self.settings)
+        fields = [torch.where(commit, draws.tokens, -1), draws.logprobs, draws.filtered_logprobs]
+        if self.settings.order.is_drawn:
+            fields += order_logprobs(draws.order_scores, ranking, masked)
         tokens, *others = self._read(torch.stack([field.double() for field in fields]))
-        self._check_finite(others[0], live)
-        return Decided(tokens.astype(np.int64), *others)
+        self._check_finite(others[0], active)
+        return StepResult(
+            tokens=tokens.astype(np.int64),
+            logprobs=others[0],
+            filtered_logprobs=others[1],
+            order=others[2] if self.settings.order.is_drawn else None,
+            order_logprobs=others[3] if self.settings.order.is_drawn else None,
+        )
 
-    def _check_finite(self, logprobs: npt.NDArray[np.float64], live: Live) -> None:
+    def _check_finite(self, logprobs: npt.NDArray[np.float64], active: ActiveBlock) -> None:
         """Raises NonFiniteError, naming request, step and layer, if the logits of a masked position
         were not finite: then its log-probability is NaN."""
-        wrong = np.isnan(logprobs) & live.masked
+        wrong = np.isnan(logprobs) & active.masked
         if not wrong.any():
             return
-        slots, (row, column) = self.slots, np.argwhere(wrong)[0]
-        block_size = self.settings.block_size
-        [positions] = self._sent(np.arange(int(slots.end[row]))[None])
-        blocks = attention_blocks(positions, block_size, self.model.family.attention)
-        [ids] = self._sent(slots.canvas[row, : int(slots.end[row])][None])
+        slots = self.slots
+        row, column = np.argwhere(wrong)[0]
+        end = int(slots.end[row])
+        positions, ids = self._to_device(np.arange(end)[None], slots.canvas[row, :end][None])
+        attention = self.model.family.attention
+        blocks = attention_blocks(positions, self.settings.block_size, attention)
         raise nonfinite_error(
             self.model,
             f"request {slots.request[row]}, step {slots.num_steps[row] + 1}, "
-            f"position {live.positions[row, column]}",
+            f"position {active.positions[row, column]}",
             ids,
             Layout(positions, blocks, torch.zeros_like(positions)),
         )
 
-    def _values(self, drawn: Drawn, live: Live) -> torch.Tensor:
-        """What positions are chosen by: how sure the model is of each, or its order score with
-        noise."""
-        if self.settings.remasking != "plackett_luce":
-            return drawn.confidence
-        counters = (self.slots.num_steps[: self.slots.count, None] << 32) + live.positions + _ORDER
-        counter, key = self._sent(counters, self.slots.key[: self.slots.count, None])
-        return perturbed(drawn.order_scores, uniforms(key, counter))
+    def _draw(
+        self, hidden: list[torch.Tensor], active: ActiveBlock, rows: Ints, columns: Ints
+    ) -> TokenDraws:
+        """A token at each masked position, as a [n, K] table."""
+        counters = (self.slots.num_steps[rows] << 32) + active.positions[rows, columns]
+        row, column, counter, key = self._to_device(rows, columns, counters, self.slots.key[rows])
+        logits = self.model.logits(hidden[0][row, column])
+        if self.settings.guidance:
+            unconditional = self.model.logits(hidden[1][row, column])
+            logits = guide(logits, unconditional, self.settings.guidance)
+        scores = None
+        if self.order_module is not None:
+            scores = self.order_module(hidden[0][row, column])
+        draws = draw(logits, uniforms(key, counter), self.settings, scores)
+        return draws.scatter((row, column), torch.Size(active.positions.shape))
 
-    def _sent(self, *arrays: np.ndarray) -> list[torch.Tensor]:
-        return sent(self.model.device, *arrays)
+    def _ranking(self, draws: TokenDraws, active: ActiveBlock) -> torch.Tensor:
+        """What positions are chosen by: how confident the model is of each, or, of an order that is
+        drawn, its score with noise."""
+        if not self.settings.order.is_drawn:
+            return draws.confidence
+        counters = (
+            (self.slots.num_steps[: self.slots.count, None] << 32) + active.positions + _ORDER
+        )
+        counter, key = self._to_device(counters, self.slots.key[: self.slots.count, None])
+        return perturb(draws.order_scores, uniforms(key, counter))
+
+    def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:
+        return to_device(self.model.device, *arrays)
 
     def _read(self, answer: torch.Tensor) -> np.ndarray:
         """The one transfer from the device."""
         return answer.cpu().numpy()
 
-    def _tell(self, on_commit: Callable[[Committed], None], rows: Ints, positions: Ints) -> None:
+    def _report(self, on_commit: Callable[[Commit], None], rows: Ints, positions: Ints) -> None:
         by_request: dict[int, list[tuple[int, int]]] = {}
         slots = self.slots
         offsets = positions - slots.prompt_length[rows]
@@ -292,4 +300,4 @@ class _Engine:
         ):
             by_request.setdefault(owner, []).append((offset, token))
         for owner, committed in by_request.items():
-            on_commit(Committed(owner, committed))
+            on_commit(Commit(owner, committed))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tracerl.models.families import Attention
 from tracerl.models.masks import block_starts_after, first_live_start
-from tracerl.settings.sampling import Sampler
+from tracerl.settings.sampling import Cache, Sampler
 from tracerl.types import Trajectory
 
 Ints = npt.NDArray[np.int64]
@@ -23,39 +23,47 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Request:
-    """One response to sample. key: names its noise, from `seeds.key_for`."""
+    """One response to sample."""
 
     prompt_ids: Sequence[int]
+    """Token ids of the prompt."""
     key: int
+    """Seed of its noise, from `seeds.key_for`."""
 
 
-@dataclass(frozen=True)
-class Live:
-    """What a step works on. positions: int64 [n, K], the live block of every row; masked: bool [n,
-    K]; rows, columns: int64 [T], the masked entries of that table, row by row."""
+@dataclass(frozen=True, kw_only=True)
+class ActiveBlock:
+    """The block of every row that a step works on."""
 
     positions: Ints
+    """Positions in the canvas, int64 [n, K]."""
     masked: Bools
+    """Whether the position is masked, bool [n, K]."""
     rows: Ints
+    """Row of each masked entry, row by row, int64 [T]."""
     columns: Ints
+    """Column of each masked entry, int64 [T]."""
 
 
-@dataclass(frozen=True)
-class Decided:
-    """What a step commits, as the device says it. tokens: int64 [n, K], -1 where nothing is
-    committed. logprobs, filtered_logprobs: float [n, K]. order, order_logprobs: [n, K] of a drawn
-    order, else None."""
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step commits, as the device says it."""
 
     tokens: Ints
+    """Token ids, -1 where nothing is committed, int64 [n, K]."""
     logprobs: npt.NDArray[np.float64]
+    """Log-probability at the sampler's temperature, [n, K]."""
     filtered_logprobs: npt.NDArray[np.float64]
+    """Log-probability after top-k and top-p, [n, K]."""
     order: npt.NDArray[np.float64] | None = None
+    """Place in the order of commitment, 1-based, [n, K]; None unless the order is drawn."""
     order_logprobs: npt.NDArray[np.float64] | None = None
+    """Log-probability of that place, [n, K]; None unless the order is drawn."""
 
 
 class Slots:
-    """`size` rows of `width` positions. first, limit: where each request's first live block starts,
-    and where its canvas ends."""
+    """`size` rows of `width` positions. first, limit: where each request's first active block
+    starts, and where its canvas ends. cache: `caches.cache_for` the model."""
 
     def __init__(
         self,
@@ -64,15 +72,13 @@ class Slots:
         settings: Sampler,
         attention: Attention,
         mask_id: int,
-        mode: str,
+        cache: Cache,
     ) -> None:
-        self.requests, self.settings, self.attention, self.mask_id, self.mode = (
-            requests,
-            settings,
-            attention,
-            mask_id,
-            mode,
-        )
+        self.requests = requests
+        self.settings = settings
+        self.attention = attention
+        self.cache = cache
+        self.mask_id = mask_id
         self.block_size = size = settings.block_size
         self.end_ids = np.array(list(end_ids), dtype=np.int64)
         self.first = [first_live_start(len(r.prompt_ids), size, attention) for r in requests]
@@ -132,77 +138,80 @@ class Slots:
         )
         self.prompt_length[row] = length
 
-    def live(self) -> Live:
-        """The live block of every live row."""
+    def active_block(self) -> ActiveBlock:
+        """The block that every live row works on."""
         positions = self.start[: self.count, None] + np.arange(self.block_size)
         masked = np.take_along_axis(self.masked[: self.count], positions, 1)
-        return Live(positions, masked, *masked.nonzero())
+        rows, columns = masked.nonzero()
+        return ActiveBlock(positions=positions, masked=masked, rows=rows, columns=columns)
 
-    def shown(self, rows: Ints, positions: Ints, prompt_masked: bool) -> Ints:
+    def visible_ids(self, rows: Ints, positions: Ints, mask_prompt: bool) -> Ints:
         """Ids at positions [m, Q] of some rows, as the canvas is or with its prompt masked (for
         guidance)."""
         ids = self.canvas[rows[:, None], positions.clip(max=self.width - 1)]
-        if prompt_masked:
+        if mask_prompt:
             ids[positions < self.prompt_length[rows, None]] = self.mask_id
         return ids
 
-    def horizon(self, live: Live, rows: Ints) -> Ints:
-        """Where the window of each of some rows ends."""
-        return np.minimum(
-            live.positions[rows, -1] + 1 + (self.settings.horizon or 0), self.end[rows]
-        )
+    def window_end(self, active: ActiveBlock, rows: Ints, horizon: int) -> Ints:
+        """Where a window of `horizon` tokens after the active block of some rows ends."""
+        return np.minimum(active.positions[rows, -1] + 1 + horizon, self.end[rows])
 
-    def record(self, live: Live, decided: Decided | None, num_worlds: int) -> tuple[Ints, Ints]:
-        """Writes down what a step committed; returns its rows and their positions. decided: None of
+    def record(
+        self, active: ActiveBlock, result: StepResult | None, num_branches: int
+    ) -> tuple[Ints, Ints]:
+        """Writes down what a step committed; returns its rows and their positions. result: None of
         a step that only writes keys."""
         n = self.count
-        denoising = live.masked.any(1)
+        denoising = active.masked.any(1)
         self.num_steps[:n] += denoising
         self.step_in_block[:n] += denoising
-        self.num_forwards[:n] += num_worlds
-        if decided is None:
+        self.num_forwards[:n] += num_branches
+        if result is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        commit = decided.tokens >= 0
+        commit = result.tokens >= 0
         rows, columns = commit.nonzero()
-        at = rows, live.positions[rows, columns]
-        self.canvas[at], self.logprobs[at], self.filtered_logprobs[at] = (
-            values[commit]
-            for values in (decided.tokens, decided.logprobs, decided.filtered_logprobs)
-        )
-        self.step_map[at], self.masked[at] = self.num_steps[rows], False
-        if decided.order is not None and decided.order_logprobs is not None:
-            self.order_in_step[at], self.order_logprobs[at] = (
-                decided.order[commit],
-                decided.order_logprobs[commit],
-            )
+        at = rows, active.positions[rows, columns]
+        self.canvas[at] = result.tokens[commit]
+        self.logprobs[at] = result.logprobs[commit]
+        self.filtered_logprobs[at] = result.filtered_logprobs[commit]
+        self.step_map[at] = self.num_steps[rows]
+        self.masked[at] = False
+        if result.order is not None and result.order_logprobs is not None:
+            self.order_in_step[at] = result.order[commit]
+            self.order_logprobs[at] = result.order_logprobs[commit]
         return at
 
-    def advance(self, live: Live) -> list[tuple[int, bool]]:
+    def advance(self, active: ActiveBlock) -> list[tuple[int, bool]]:
         """Moves rows whose block is complete to their next one; returns the rows that have
         finished, and whether an end token did it.
 
-        With the exact cache a complete block is passed once more before the row moves on.
+        Where a cache keeps the keys of committed blocks, a complete block is passed once more
+        before the row moves on.
         """
-        n, at = self.count, (np.arange(self.count)[:, None], live.positions)
+        n, at = self.count, (np.arange(self.count)[:, None], active.positions)
         complete = ~self.masked[at].any(1)
         ended = np.asarray(
             (np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)).any(1)
         )
         done = complete & (ended | (self.start[:n] + self.block_size >= self.end[:n]))
         moving = complete & ~done
-        if self.mode == "exact":
-            moving &= ~live.masked.any(1)
+        if self.cache.shares_prompts:
+            moving &= ~active.masked.any(1)
         self.start[:n] += moving * self.block_size
         self.step_in_block[:n][moving] = 0
         return [(int(row), bool(ended[row])) for row in done.nonzero()[0]]
 
     def trajectory(self, row: int, ended: bool) -> Trajectory:
         """What a finished row holds."""
-        settings, prompt = self.settings, int(self.prompt_length[row])
+        prompt = int(self.prompt_length[row])
         response = slice(prompt, int(self.start[row]) + self.block_size)
         ids = self.canvas[row, response].astype(np.int32)
-        cut = settings.refresh_sees == "window" or self.attention == "block_causal"
-        drawn_order = settings.remasking == "plackett_luce"
+        order = None
+        order_logprobs = None
+        if self.settings.order.is_drawn:
+            order = self.order_in_step[row, response].astype(np.int32)
+            order_logprobs = self.order_logprobs[row, response].copy()
         return Trajectory(
             prompt_ids=self.canvas[row, :prompt].astype(np.int32),
             response_ids=ids,
@@ -211,19 +220,19 @@ class Slots:
             filtered_logprobs=self.filtered_logprobs[row, response].copy(),
             num_tokens=int(np.isin(ids, self.end_ids).argmax()) + 1 if ended else len(ids),
             block_size=self.block_size,
-            canvas_length=min(int(self.end[row]), response.stop + (settings.horizon or 0))
-            if cut
-            else int(self.end[row]),
+            canvas_length=self._canvas_length(row, response.stop),
             stop_reason="end" if ended else "length",
             num_denoising_forwards=int(self.num_steps[row]),
             num_forwards=int(self.num_forwards[row]),
-            order_in_step=self.order_in_step[row, response].astype(np.int32)
-            if drawn_order
-            else None,
-            order_logprobs=self.order_logprobs[row, response].copy() if drawn_order else None,
-            cache_mode=self.mode,
-            cache_horizon=settings.horizon,
+            order_in_step=order,
+            order_logprobs=order_logprobs,
         )
+
+    def _canvas_length(self, row: int, stop: int) -> int:
+        """Positions that the passes of a finished row have seen. stop: end of its response."""
+        end = int(self.end[row])
+        horizon = 0 if self.attention == "block_causal" else self.cache.canvas_horizon
+        return end if horizon is None else min(end, stop + horizon)
 
     def close_gaps(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
         """Moves live rows from the tail into the slots of finished ones; returns the slots filled

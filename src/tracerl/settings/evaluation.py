@@ -2,69 +2,100 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from tracerl.settings.base import Fraction, Positive, Section, check_range
-from tracerl.settings.sampling import Remasking, Sampler
+from tracerl.settings.base import Fraction, Name, Positive, Section, check_range
+from tracerl.settings.sampling import Mode, Sampler
+
+Modes = Annotated[dict[Name, Mode], Field(min_length=1)]
+
+
+def samplers_of(modes: dict[str, Mode], sampler: Sampler, place: str) -> dict[str, Sampler]:
+    """The sampler of every mode. Raises ValueError naming the mode that does not fit."""
+    samplers = {}
+    for name, mode in modes.items():
+        try:
+            samplers[name] = mode.apply(sampler)
+        except ValidationError as error:
+            raise ValueError(f"{place}.{name} does not fit the sampler: {explain(error)}") from None
+    return samplers
+
+
+def explain(error: ValidationError) -> str:
+    """The problems of an error in one line."""
+    problems = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        problems.append(f"{path} {problem['msg']}".strip())
+    return "; ".join(problems)
 
 
 class HeldOut(Section):
-    """Held-out accuracy during a round: `num_problems` per task set at iteration 0 and every
-    `every` iterations, in each mode.
-
-    tasks: task sets whose test splits are asked, null for the round's own (a published training set
-    has no test split).
-    """
+    """Held-out accuracy during a round: at iteration 0 and every `every` iterations."""
 
     tasks: Annotated[list[str], Field(min_length=1)] | None
+    """Task sets whose test splits are asked; null for the round's own (a published training set has
+    no test split)."""
     every: int = Positive
+    """Iterations between two measurements."""
     num_problems: int = Positive
+    """Problems of each task set."""
+    num_samples: int = Positive
+    """Responses per problem."""
     bootstrap: int = Positive
-    remasking: Annotated[list[Remasking], Field(min_length=1)]
+    """Bootstrap resamples of the accuracy's interval."""
+    modes: Modes
+    """Ways to sample by name: what differs from the round's sampler."""
 
 
 class Evaluation(Section):
-    """A checkpoint on task sets' test splits, once per remasking mode of `evaluation` (which
-    replaces the sampler's own)."""
+    """A checkpoint on task sets' test splits, in every mode of `evaluation`."""
 
     checkpoint: str
+    """Stage that made the checkpoint: base, sft@NAME or rl@NAME."""
     tasks: Annotated[list[str], Field(min_length=1)]
+    """Task sets."""
     sampler: Sampler
+    """How responses are sampled; a mode says what differs."""
 
 
 class EvaluationDefaults(Section):
-    """What all evaluations share: problems per task set, responses per problem, problems per saved
-    batch, bootstrap resamples."""
+    """What all evaluations share."""
 
     num_problems: int = Positive
+    """Problems per task set."""
     num_samples: int = Positive
+    """Responses per problem."""
     batch_size: int = Positive
-    remasking: Annotated[list[Remasking], Field(min_length=1)]
+    """Problems per saved batch."""
     bootstrap: int = Positive
+    """Bootstrap resamples of the accuracy's interval."""
+    modes: Modes
+    """Ways to sample by name: what differs from the evaluation's sampler."""
+
+
+class Report(Section):
+    """What the report shows of each round."""
+
+    num_traces: int = Field(ge=0)
+    """Responses shown in the order in which they were unmasked."""
+    num_played: int = Field(ge=0)
+    """Responses in reports/traces.html."""
 
 
 class Validation(Section):
-    """What the validate stages demand beyond the store's rules; see store/expectations.py.
-
-    pass_rate: range of every round's, evaluation's and task set's share of correct responses.
-    truncation, undecided: largest shares.
-    drift: largest relative change of a figure against reports/baseline.json before it is warned of.
-    """
+    """What the validate stages demand beyond the store's rules; store/expectations.py."""
 
     pass_rate: tuple[float, float]
+    """Range of every round's, evaluation's and task set's share of correct responses."""
     truncation: float = Fraction
+    """Largest share of responses cut at the length limit."""
     undecided: float = Fraction
+    """Largest share of undecided responses."""
     drift: float = Field(gt=0.0)
+    """Largest relative change of a metric against reports/baseline.json without a warning."""
 
     @model_validator(mode="after")
     def _pass_rate_is_a_range(self) -> Self:
         check_range("pass_rate", self.pass_rate, empty=True)
         return self
-
-
-class Report(Section):
-    """num_traces: responses shown per round in the order in which they were unmasked. num_played:
-    per round, in reports/traces.html."""
-
-    num_traces: int = Field(ge=0)
-    num_played: int = Field(ge=0)

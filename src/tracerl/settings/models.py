@@ -1,4 +1,4 @@
-"""Sections `base.model`, `compute` and `launch`: what a model is and where it runs."""
+"""Sections `base.model`, `base.token_ids`, `lora`, `compute` and `launch`."""
 
 from typing import Annotated, Literal, Self
 
@@ -11,83 +11,95 @@ class ModelShape(Section):
     """Shape of the small default model; its vocabulary comes from the character tokenizer."""
 
     family: Literal["sdar", "llada", "dream"]
+    """Attention and prediction of models/families.py."""
     hidden_size: int = Positive
+    """Width of the residual stream."""
     intermediate_size: int = Positive
+    """Width of the MLP."""
     num_layers: int = Positive
+    """Transformer layers."""
     num_heads: int = Positive
+    """Query heads; a multiple of num_kv_heads."""
     num_kv_heads: int = Positive
+    """Key and value heads."""
     head_dim: int = Positive
+    """Width of a head; even, because rotary positions pair its halves."""
     rope_theta: float = Field(gt=0.0)
+    """Base of the rotary frequencies."""
     norm_eps: float = Field(gt=0.0)
+    """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
+    """Whether the LM head is the embedding."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise ValueError(
-                "num_heads must be a multiple of num_kv_heads, and head_dim even (rotary positions pair its halves)"
+                "num_heads must be a multiple of num_kv_heads, and head_dim even "
+                "(rotary positions pair its halves)"
             )
         return self
 
 
-class Lora(Section):
-    """Low-rank adapters: only they are trained and saved (models/lora.py). alpha / rank scales
-    them; dropout is that of SFT.
+Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-    targets: the linear layers that get one, in every layer of the transformer.
-    """
+
+class Lora(Section):
+    """Low-rank adapters: only they are trained and saved (models/lora.py)."""
 
     rank: int = Positive
+    """Rank of each adapter."""
     alpha: float = Field(gt=0.0)
+    """The adapter's output is scaled by alpha / rank."""
     dropout: float = Field(ge=0.0, lt=1.0)
-    targets: Annotated[
-        list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
-        Field(min_length=1),
-    ]
+    """Dropout probability of the adapter's input, in supervised training only."""
+    targets: Annotated[list[Projection], Field(min_length=1)]
+    """Linear layers that get an adapter, in every layer of the transformer."""
 
 
 class TokenIds(Section):
-    """Ids that replace those an imported directory names: of the mask, of the ends of a response
-    (the first is learned), of the padding that fills a finished block. null keeps the directory's
-    own."""
+    """Ids that replace those an imported directory names; null keeps the directory's."""
 
     mask: Annotated[int, Field(ge=0)] | None
+    """Id of the mask token."""
     end: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None
+    """Ids that end a response; the first one is learned."""
     pad: Annotated[int, Field(ge=0)] | None
+    """Id that fills the last block after the end."""
 
 
 class Compute(Section):
-    """Where models run. device: "auto" is CUDA if there is one. dtype: of the weights, "stored" as
-    they are in the checkpoint.
-
-    attention: the back end, see models/attention.py. checkpoint_layers: whether training keeps only
-    what enters each layer and computes the rest again in the backward pass, which takes a third
-    more time and a fraction of the memory. vectors: the widest vector instructions that torch's own
-    CPU kernels use ("widest": all that this CPU has); other widths add in another order, so that
-    numbers differ in their last bits. No effect on a GPU or on ARM.
-    """
+    """Where models run."""
 
     device: Literal["auto", "cpu", "cuda"]
+    """auto: CUDA if there is a device, else the CPU."""
     dtype: Literal["stored", "float32", "bfloat16", "float16", "float64"]
+    """Type of the weights; stored: as in the checkpoint."""
     attention: Literal["auto", "sdpa", "sparse", "flex", "flash"]
+    """Back end of attention, see models/attention.py."""
     checkpoint_layers: bool
+    """Whether training keeps only each layer's input and recomputes the rest in the backward pass:
+    a third more time, a fraction of the memory."""
     vectors: Literal["avx2", "avx512", "widest"]
+    """Widest vector instructions of torch's own CPU kernels (widest: all that this CPU has). Other
+    widths add in another order, so that numbers differ in their last bits. No effect on a GPU or on
+    ARM."""
 
 
 class Launch(Section):
-    """The processes of a stage; docs/distributed.md. A result depends on them by rounding only.
-
-    ranks: processes on each machine, one per GPU. hosts: machines by the names that ssh knows them
-    by, the first the one that runs the command; none for this one alone. port: where the first
-    meets the others. zero: DeepSpeed's ZeRO stage, 0 for plain AdamW. offload: whether ZeRO keeps
-    optimizer states in host memory.
-    """
+    """The processes of a stage; docs/distributed.md. Results differ by rounding only."""
 
     ranks: int = Positive
+    """Processes on each machine, one per GPU."""
     hosts: list[str]
+    """Machines by their names for ssh, the first the one that runs the command; [] for this one
+    alone."""
     port: int = Field(ge=1024, lt=65536)
+    """Port of the first machine where the others meet it."""
     zero: Literal[0, 1, 2, 3]
+    """DeepSpeed's ZeRO stage; 0 for plain AdamW."""
     offload: bool
+    """Whether ZeRO keeps optimizer states in host memory."""
 
     @model_validator(mode="after")
     def _offload_needs_zero(self) -> Self:

@@ -1,10 +1,10 @@
-"""Section `verification` and the rewards of a round."""
+"""Section `verification` and the rewards of a round; rewards/ and docs/judges.md."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tracerl.settings.base import Name, Positive, Section
+from tracerl.settings.base import Fraction, Name, Positive, Section
 
 RewardPart = Literal[
     "correct",
@@ -21,21 +21,23 @@ RewardPart = Literal[
 
 
 class Process(Section):
-    """Process rewards: judge `judge` of `verification.judges` scores the chunks of a response; see
-    training/process_rewards.py and docs/judges.md.
+    """Process rewards: a judge scores the chunks of a response; docs/judges.md.
 
-    weight: of the scores, once standardised in the group, beside the outcome. A chunk ends with the
-    token that completes one of `separators`, or holds `chunk_tokens` tokens; the last of
-    `max_chunks` holds all the rest.
+    A chunk ends with the token that completes one of `separators`, or holds `chunk_tokens` tokens.
     """
 
     judge: Name
+    """Name of a judge of `verification.judges`."""
     weight: float = Field(gt=0.0)
+    """Weight of the scores, standardised in the group, beside the outcome."""
     separators: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
         None
     )
+    """Texts that end a chunk; left out with chunk_tokens."""
     chunk_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of a chunk; left out with separators."""
     max_chunks: int = Positive
+    """Chunks of a response; the last one holds all the rest."""
 
     @model_validator(mode="after")
     def _chunks_end_one_way(self) -> Self:
@@ -44,102 +46,112 @@ class Process(Section):
         return self
 
 
-# Keys of a judge that belong to its kind. Every kind needs all of its own.
-JUDGE_KEYS: dict[str, tuple[str, ...]] = {
-    "steps": (),
-    "model": ("path", "max_rows", "max_prompt_tokens", "min_mass", "instructions"),
-    "server": (
-        "url",
-        "model",
-        "api_key_variable",
-        "temperature",
-        "max_answer_tokens",
-        "timeout_seconds",
-        "retries",
-        "backoff_seconds",
-        "concurrency",
-        "instructions",
-    ),
-}
+class _Judge(Section):
+    """Who scores responses or their chunks."""
+
+    needs_step_rules: ClassVar[bool] = False
+    """Whether it scores only chunks of task sets that have rules for steps."""
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        """Directory of a checkpoint that it loads, None if it loads none."""
+        return None
+
+    @property
+    def key_variable(self) -> str | None:
+        """Environment variable of a key that it needs, None if it needs none."""
+        return None
 
 
-_NULLABLE_JUDGE_KEYS = ("api_key_variable", "temperature")
+class StepsJudge(_Judge):
+    """Checks the written steps of generated problems."""
+
+    needs_step_rules = True
+
+    kind: Literal["steps"]
+    """Kind of the judge."""
 
 
-class Judge(Section):
-    """Who scores responses or their chunks; see rewards/judges/kinds.py and docs/judges.md. Keys of other
-    kinds are left out.
+class ModelJudge(_Judge):
+    """Asks a local autoregressive checkpoint for yes or no."""
 
-    kind: "steps" checks the written steps of generated arithmetic, "model" asks a local
-    autoregressive checkpoint for yes or no, "server" a server that speaks OpenAI's chat
-    completions.
-    instructions: put before every question, "" for none. path: directory of the checkpoint.
-    max_rows: questions at once. max_prompt_tokens: longer questions are undecided. min_mass: so are
-    those where yes and no together have less probability.
-    url: up to and without /chat/completions. model: its name there. api_key_variable: the
-    environment variable that holds the key, null for none; the key itself is never stored.
-    temperature: null leaves it to the server. max_answer_tokens: limit of an answer.
-    timeout_seconds: of connecting, of each wait and of the body of a try. retries: further tries,
-    the n-th after backoff_seconds x 2^(n-1).
-    concurrency: questions at once, on each rank.
-    """
+    kind: Literal["model"]
+    """Kind of the judge."""
+    path: str = Field(min_length=1)
+    """Directory of the checkpoint, below the project's root."""
+    instructions: str
+    """Text before every question, "" for none."""
+    max_rows: int = Positive
+    """Questions at once."""
+    max_prompt_tokens: int = Positive
+    """Longer questions are undecided."""
+    min_mass: float = Fraction
+    """Questions are undecided where yes and no together have less probability."""
 
-    kind: Literal["steps", "model", "server"]
-    instructions: str | None = None
-    path: str | None = None
-    max_rows: int | None = Field(default=None, gt=0)
-    max_prompt_tokens: int | None = Field(default=None, gt=0)
-    min_mass: float | None = Field(default=None, ge=0.0, le=1.0)
-    url: str | None = Field(default=None, pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")
-    model: str | None = Field(default=None, min_length=1)
-    api_key_variable: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    temperature: float | None = Field(default=None, ge=0.0)
-    max_answer_tokens: int | None = Field(default=None, gt=0)
-    timeout_seconds: float | None = Field(default=None, gt=0.0)
-    retries: int | None = Field(default=None, ge=0)
-    backoff_seconds: float | None = Field(default=None, ge=0.0)
-    concurrency: int | None = Field(default=None, gt=0)
+    @property
+    def checkpoint_path(self) -> str | None:
+        return self.path
 
-    @model_validator(mode="after")
-    def _kind_has_its_keys_and_no_others(self) -> Self:
-        needed, said = JUDGE_KEYS[self.kind], self.model_fields_set - {"kind"}
-        missing = [
-            k
-            for k in needed
-            if k not in said or (getattr(self, k) is None and k not in _NULLABLE_JUDGE_KEYS)
-        ]
-        if missing:
-            raise ValueError(f"a judge of kind {self.kind!r} needs {', '.join(missing)}")
-        if idle := sorted(key for key in said - set(needed) if getattr(self, key) is not None):
-            raise ValueError(
-                f"{', '.join(idle)} say nothing to a judge of kind {self.kind!r}: leave them out"
-            )
-        return self
+
+class ServerJudge(_Judge):
+    """Asks a server that speaks OpenAI's chat completions."""
+
+    kind: Literal["server"]
+    """Kind of the judge."""
+    url: str = Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")
+    """Address up to and without /chat/completions."""
+    model: str = Field(min_length=1)
+    """The model's name there."""
+    api_key_variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None
+    """Environment variable that holds the key, null for none; the key itself is never stored."""
+    instructions: str
+    """Text before every question, "" for none."""
+    temperature: Annotated[float, Field(ge=0.0)] | None
+    """Sampling temperature; null leaves it to the server."""
+    max_answer_tokens: int = Positive
+    """Limit of an answer, in tokens."""
+    timeout_seconds: float = Field(gt=0.0)
+    """Limit of connecting, of each wait and of the body of a try, in seconds."""
+    retries: int = Field(ge=0)
+    """Further tries after the first one."""
+    backoff_seconds: float = Field(ge=0.0)
+    """Pause before the first retry, in seconds; it doubles with every further one."""
+    concurrency: int = Positive
+    """Questions at once, on each rank."""
+
+    @property
+    def key_variable(self) -> str | None:
+        return self.api_key_variable
+
+
+Judge = Annotated[StepsJudge | ModelJudge | ServerJudge, Field(discriminator="kind")]
 
 
 class Verification(Section):
-    """How responses are judged; see rewards/. None of it touches sums, arithmetic and text.
+    """How responses are judged. None of it touches sums, arithmetic and text."""
 
-    judges: by name, for those who use them: `judge` (null for none) decides tasks without a
-    verifiable answer and the reward part "judge", and a round's `process` names the one that scores
-    steps.
-
-    num_workers: judging processes at once; no verdict depends on it. math_cpu_seconds: CPU time to
-    compare two answers.
-    sandbox: where model programs run; "unconfined" isolates nothing and must be chosen by name. The
-    rest are a program's limits: CPU time a process, idle time a test, memory a process, processes,
-    file size, open files, output a test.
-    """
-
-    judge: Name | None = None
-    judges: dict[Name, Judge] | None = None
+    judge: Name | None
+    """The judge that decides tasks without a verifiable answer and the reward part "judge"; null
+    for none."""
+    judges: dict[Name, Judge]
+    """Judges by name; a round's `process` names the one that scores its steps."""
     num_workers: int = Positive
+    """Judging processes at once; no verdict depends on it."""
     math_cpu_seconds: float = Field(gt=0.0)
+    """CPU time to compare two answers, in seconds."""
     sandbox: Literal["bubblewrap", "unconfined"]
+    """Where model programs run; unconfined isolates nothing and must be chosen by name."""
     code_cpu_seconds: float = Field(gt=0.0)
+    """CPU time of a process of a program, in seconds."""
     code_idle_seconds: float = Field(gt=0.0)
+    """Wall time of a test without CPU use, in seconds."""
     memory_mib: int = Positive
+    """Memory of a process of a program, in MiB."""
     processes: int = Positive
+    """Processes of a program."""
     file_kib: int = Positive
+    """Size of a file that a program writes, in KiB."""
     open_files: int = Field(ge=16)
+    """Open files of a program."""
     output_kib: int = Positive
+    """Output of a test, in KiB."""

@@ -1,68 +1,124 @@
-"""Section `tasks`: the sets of problems."""
+"""Section `tasks`: the sets of problems. tasks.py makes them."""
 
-from typing import Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tracerl.settings.base import Name, Section
 
-# Generated task sets whose written steps have a rule (rewards/judges/steps.py).
-STEP_SOURCES = ("sums", "arithmetic", "countdown")
 
+class _TaskSet(Section):
+    """What all sources have."""
 
-class TaskSet(Section):
-    """A set of problems: generated (`source` names a generator), from reasoning-gym (`source: gym`,
-    `task` names one of its tasks, `options` are of its configuration), or read from a file
-    (`source: file`): the user's own, or one that `tracerl data add` wrote. `source: open` is a
-    user's file of problems without a verifiable answer, which the judge of `verification` decides.
-    """
+    needs_judge: ClassVar[bool] = False
+    """Whether its problems have no verifiable answer, so that a judge decides them."""
+    has_step_rules: ClassVar[bool] = False
+    """Whether judges of kind "steps" can score its written steps (rewards/judges/steps.py)."""
 
-    source: Literal["sums", "arithmetic", "countdown", "sudoku", "gym", "file", "open"]
-    difficulty: tuple[int, int] | None = None
     num_train: int = Field(ge=0)
+    """Problems of the train split."""
     num_test: int = Field(ge=0)
-    path: str | None = None
-    task: str | None = None
-    options: dict[str, int | float | bool | str | list[int] | list[str]] | None = None
+    """Problems of the test split."""
+
+
+class _Generated(_TaskSet):
+    """Problems from a generator of tasks.py or puzzles.py."""
+
+    least: ClassVar[int] = 1
+    most: ClassVar[int | None] = None
+
+    difficulty: tuple[int, int]
+    """[lowest, highest] difficulty, both included; the source says what it counts."""
 
     @model_validator(mode="after")
-    def _source_has_what_it_needs(self) -> Self:
-        if self.source == "file" and not self.path:
+    def _difficulty_exists(self) -> Self:
+        low, high = self.difficulty
+        if not self.least <= low <= high or (self.most is not None and high > self.most):
+            limit = "" if self.most is None else f" and at most {self.most}"
             raise ValueError(
-                "source 'file' needs a path to a .jsonl or .parquet file with columns prompt, answer and optionally solution"
+                f"difficulty must be [lowest, highest], at least {self.least}{limit}, "
+                f"got {list(self.difficulty)}"
             )
-        if self.source == "open" and not self.path:
-            raise ValueError(
-                "source 'open' needs a path to a .jsonl or .parquet file with the column prompt and optionally rubric and answer"
-            )
-        if (self.source == "gym") != (self.task is not None):
-            raise ValueError(
-                "source 'gym' and no other needs task, the name of a reasoning-gym task"
-            )
-        if self.options is not None and self.source != "gym":
-            raise ValueError("only source 'gym' has options, those of its task")
-        if self.source not in ("file", "gym", "open") and (
-            self.difficulty is None
-            or self.difficulty[0] > self.difficulty[1]
-            or self.difficulty[0] < 1
-        ):
-            raise ValueError("a generated set needs difficulty: [lowest, highest], at least 1")
-        highest = {"countdown": 4, "sudoku": 12}.get(self.source)
-        if (
-            highest
-            and self.difficulty
-            and (
-                self.difficulty[1] > highest
-                or (self.source == "countdown" and self.difficulty[0] < 2)
-            )
-        ):
-            raise ValueError("difficulty of countdown is 2 to 4 numbers, of sudoku 1 to 12 blanks")
         return self
 
 
+class SumsSet(_Generated):
+    """Sums of digits, `4+7+5=`. Difficulty: number of terms."""
+
+    has_step_rules = True
+
+    source: Literal["sums"]
+    """Name of the generator."""
+
+
+class ArithmeticSet(_Generated):
+    """Expressions with +, - and *, `(1+3)*2-5=`. Difficulty: number of operators."""
+
+    has_step_rules = True
+
+    source: Literal["arithmetic"]
+    """Name of the generator."""
+
+
+class CountdownSet(_Generated):
+    """Reach a target with given numbers. Difficulty: number of numbers."""
+
+    has_step_rules = True
+    least = 2
+    most = 4
+
+    source: Literal["countdown"]
+    """Name of the generator."""
+
+
+class SudokuSet(_Generated):
+    """4x4 sudoku. Difficulty: number of blanks."""
+
+    most = 12
+
+    source: Literal["sudoku"]
+    """Name of the generator."""
+
+
+class GymSet(_TaskSet):
+    """Problems of reasoning-gym (extra `gym`)."""
+
+    source: Literal["gym"]
+    """Name of the source."""
+    task: str
+    """Name of a reasoning-gym task."""
+    options: dict[str, int | float | bool | str | list[int] | list[str]]
+    """Options of that task's configuration, {} for its own."""
+
+
+class FileSet(_TaskSet):
+    """Problems of a user's file, or of one that `tracerl data add` wrote."""
+
+    source: Literal["file"]
+    """Name of the source."""
+    path: str = Field(min_length=1)
+    """A .jsonl or .parquet file with columns prompt, answer and optionally solution, difficulty."""
+
+
+class OpenSet(_TaskSet):
+    """A user's problems without a verifiable answer; the judge of `verification` decides them."""
+
+    needs_judge = True
+
+    source: Literal["open"]
+    """Name of the source."""
+    path: str = Field(min_length=1)
+    """A .jsonl or .parquet file with column prompt and optionally rubric, answer, solution."""
+
+
+GeneratedSet = SumsSet | ArithmeticSet | CountdownSet | SudokuSet
+TaskSet = Annotated[GeneratedSet | GymSet | FileSet | OpenSet, Field(discriminator="source")]
+
+
 class Tasks(Section):
-    """held_out: the share of all possible problems, by a hash of the problem, that belong to the
-    test split."""
+    """All task sets of a run."""
 
     held_out: float = Field(gt=0.0, lt=1.0)
+    """Share of all possible problems that belong to the test split, by a hash of the problem."""
     sets: dict[Name, TaskSet]
+    """Task sets by name."""

@@ -121,6 +121,4 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         order_logprobs=None
         if row["order_logprobs"] is None
         else np.array(row["order_logprobs"], dtype=np.float32),
-        cache_mode=row["cache_mode"],
-        cache_horizon=row["cache_horizon"],
     )

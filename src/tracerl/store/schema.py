@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = b"tracerl.schema_version"
 JUDGED_BY_KEY = b"tracerl.judged_by"  # of a file of responses: what their verdicts depend on besides task and text, as JSON
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
@@ -84,7 +84,7 @@ ROLLOUTS = pa.schema(
         pa.field("steps_per_block", pa.int32(), nullable=False),
         pa.field("schedule", pa.string(), nullable=False),
         pa.field("remasking", pa.string(), nullable=False),
-        pa.field("threshold", pa.float64(), nullable=False),
+        pa.field("threshold", pa.float64()),
         pa.field("entropy_bound", pa.float64()),
         pa.field("order_temperature", pa.float64()),
         pa.field("order_score", pa.string()),
@@ -173,6 +173,7 @@ MIGRATIONS: dict[int, dict[str, dict[str, str]]] = {
             "chunk_rewards": "NULL::FLOAT[]",
         }
     },
+    3: {},  # threshold is null where the order has none
 }
 
 # Encodings of list columns; a column that is not named is dictionary-encoded.

@@ -23,7 +23,7 @@ from tracerl.objectives.advantages import keeps_group
 from tracerl.rewards.verify.parts import is_graded
 from tracerl.rollouts.responses import SampleContext, judged_table, respond
 from tracerl.seeds import generator_for
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.store.files import write_rollouts
 from tracerl.store.rules import require_rules
 from tracerl.training.process_rewards import ProcessRewarder
@@ -103,14 +103,14 @@ class Collector:
         return Collection(groups=informative, rows=rows, metrics=metrics)
 
     def held_out(self, pools: dict[str, list[Task]], iteration: int) -> list[dict[str, Any]]:
-        """Accuracy on the first held-out problems of each set, a row per remasking mode; the
-        responses are stored as well."""
+        """Accuracy on the first held-out problems of each set, a row per mode; the responses
+        are stored as well."""
         settings = self.settings.held_out
         tasks = [task for pool in pools.values() for task in pool[: settings.num_problems]]
         policy = policy_hash(self.model)
         curve_rows = []
-        for remasking in settings.remasking:
-            name = f"held-out-{remasking}"
+        for mode_name, mode in settings.modes.items():
+            name = f"held-out-{mode_name}"
             context = SampleContext(
                 stage=f"{self.stage}/{name}",
                 iteration=iteration,
@@ -118,14 +118,17 @@ class Collector:
                 seed=self.seed,
                 truncated_is_wrong=self.judging.truncated_is_wrong,
             )
-            sampler = self.settings.sampler.model_copy(update={"remasking": remasking})
-            rollouts = respond(self.model.eval(), self.tokenizer, tasks, 1, sampler, context)
+            sampler = mode.apply(self.settings.sampler)
+            num_samples = mode.samples(settings.num_samples)
+            rollouts = respond(
+                self.model.eval(), self.tokenizer, tasks, num_samples, sampler, context
+            )
             table = judged_table(rollouts)
             self._store(f"{name}-{iteration:05d}", table)
             summary = summarise(table, settings.bootstrap, self.seed)
             # How programs end is known only where some ran: a curve's rows have the same columns.
             common = {k: v for k, v in summary.items() if not k.startswith("program_")}
-            curve_rows.append({"iteration": iteration, "remasking": remasking, **common})
+            curve_rows.append({"iteration": iteration, "remasking": mode_name, **common})
         return curve_rows
 
     def is_informative(self, group: Sequence[Rollout]) -> bool:

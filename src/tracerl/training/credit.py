@@ -14,10 +14,10 @@ import numpy.typing as npt
 from tracerl.models.families import Family
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.advantages import group_advantages, outcome_rewards
-from tracerl.objectives.methods import METHODS
+from tracerl.objectives.methods import weigh_advantages
 from tracerl.objectives.plans import trace_steps
 from tracerl.seeds import generator_for
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.training.critic import Critic, token_advantages, value_metrics
 from tracerl.training.process_rewards import process_advantages, token_process_rewards
 from tracerl.types import Rollout, Trajectory
@@ -49,10 +49,10 @@ class AdvantageEstimator:
         metrics before its update."""
         if self.critic is not None:
             return self._with_critic(self.critic, groups, iteration)
-        weigh = METHODS[self.settings.method].weigh
         tables = []
         for group in groups:
-            outcomes = weigh(group_advantages(self.settings.advantages, _rewards(group)))
+            outcomes = group_advantages(self.settings.advantages, _rewards(group))
+            outcomes = weigh_advantages(self.settings.method, outcomes)
             tables.append([self._spread(r, a) for r, a in zip(group, outcomes, strict=True)])
         return tables, {}
 

@@ -26,8 +26,8 @@ from tracerl.objectives.advantages import explained_variance, returns_and_advant
 from tracerl.objectives.losses import value_loss
 from tracerl.objectives.plans import trace_plan
 from tracerl.objectives.views import Views, build_views, num_layout_tokens
-from tracerl.settings.training import Critic as CriticSettings
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import Critic as CriticSettings
+from tracerl.settings.rounds import RlRound
 from tracerl.training.trainer import Trainer, pack_padded
 from tracerl.types import Trajectory
 

@@ -10,7 +10,7 @@ goes on where it was.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracerl.settings.training import Phase
+from tracerl.settings.rounds import Phase
 
 
 def next_phase(phases: Sequence[Phase], rows: Sequence[Mapping[str, Any]]) -> Phase:
@@ -31,9 +31,9 @@ def _is_over(phase: Phase, accuracies: Sequence[float]) -> bool:
     """Whether a phase ends with its last iteration. accuracies: of all its iterations so far."""
     if phase.iterations is not None and len(accuracies) >= phase.iterations:
         return True
-    bar = phase.until
+    threshold = phase.until
     return (
-        bar is not None
-        and len(accuracies) >= bar.over
-        and sum(accuracies[-bar.over :]) / bar.over >= bar.accuracy
+        threshold is not None
+        and len(accuracies) >= threshold.over
+        and sum(accuracies[-threshold.over :]) / threshold.over >= threshold.accuracy
     )

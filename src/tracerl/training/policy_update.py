@@ -25,20 +25,19 @@ from tracerl.objectives.losses import (
     response_mean,
 )
 from tracerl.objectives.methods import (
-    METHODS,
-    Method,
     Units,
-    estimates,
-    given,
+    estimate_units,
+    make_plan,
     num_units,
-    scores,
+    score_predictions,
     unit_weights,
     units_of,
 )
 from tracerl.objectives.plans import Plan
 from tracerl.objectives.views import Views, build_views, row_bundles
 from tracerl.seeds import generator_for
-from tracerl.settings.training import RlRound
+from tracerl.settings.methods import Method
+from tracerl.settings.rounds import RlRound
 from tracerl.training.trainer import Trainer, pack_padded
 from tracerl.types import Trajectory
 
@@ -98,11 +97,11 @@ class PolicyUpdate:
 
     @property
     def method(self) -> Method:
-        return METHODS[self.settings.method]
+        return self.settings.method
 
     def update(self, batches: Sequence[Batch], iteration: int) -> dict[str, float]:
         """One optimizer step for every batch and epoch; metrics, means over the steps."""
-        draws = self.method.draws
+        draws = self.method.draws_views
         # The first batch's views serve once, before any update, unless they serve every epoch.
         once = draws or self.settings.epochs == 1
         prepared = []
@@ -203,8 +202,8 @@ class PolicyUpdate:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-likelihood of every unit, and of its place in the order of commitment if the method
         scores that, both [U]."""
-        logprobs, order = scores(self.method, model, views, self.settings)
-        return estimates(self.method, logprobs, units, views, advantages, self.settings), order
+        logprobs, order = score_predictions(model, views, self.settings)
+        return estimate_units(self.method, logprobs, units, views, advantages), order
 
     def plan(self, trajectory: Trajectory, iteration: int, epoch: int) -> Plan:
         """The method's views of a trajectory. Their noise is a function of the trajectory's
@@ -212,7 +211,7 @@ class PolicyUpdate:
         content = trajectory.prompt_ids.tobytes() + b"|" + trajectory.response_ids.tobytes()
         key = hashlib.blake2b(content, digest_size=8).hexdigest()
         generator = generator_for(self.seed, self.stage, iteration, epoch, "views", key)
-        return self.method.plan(trajectory, self.settings, self.trainer.model.family, generator)
+        return make_plan(trajectory, self.settings, self.trainer.model.family, generator)
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimizer step (in evaluation mode: no dropout in any RL pass), with its metrics."""
@@ -252,13 +251,15 @@ class PolicyUpdate:
         """The order's part of the loss, and how many of its ratios were clipped."""
         settings = self.settings
         units = batch.units
-        clip = given(settings.order_clip)
+        term = self.method.order_term
+        assert term is not None, "a method that scores the order"
+        clip, weight = term
         old = order.detach() if batch.old_order is None else batch.old_order
         gain = policy_gain(
             settings.ratio, order, old, batch.advantages, clip, units.source, units.weight
         )
         num_clipped = self._num_clipped(order.detach() - old, clip, units)
-        return -given(settings.order_weight) * (batch.weights * gain).sum(), num_clipped
+        return -weight * (batch.weights * gain).sum(), num_clipped
 
     def _num_clipped(
         self, difference: torch.Tensor, clip: tuple[float, float], units: Units

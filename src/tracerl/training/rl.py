@@ -28,7 +28,7 @@ from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.value import ValueModel
 from tracerl.seeds import generator_for
-from tracerl.settings.training import RlRound
+from tracerl.settings.rounds import RlRound
 from tracerl.training.collect import Collector, Judging
 from tracerl.training.credit import AdvantageEstimator
 from tracerl.training.critic import Critic
@@ -215,7 +215,8 @@ def _in_phase(round_: _Round, rows: Sequence[Mapping[str, Any]]) -> _Round:
     if round_.settings.phases is None:
         return round_
     phase = next_phase(round_.settings.phases, rows)
-    return replace(round_, settings=round_.settings.during(phase), phase=phase.name)
+    settings = round_.settings.phase_rounds[round_.settings.phases.index(phase)]
+    return replace(round_, settings=settings, phase=phase.name)
 
 
 def _sync_reference(round_: _Round, progress: _Progress) -> None:

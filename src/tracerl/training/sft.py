@@ -25,14 +25,8 @@ from tracerl.models.policy import Policy, seed_dropout
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
-from tracerl.objectives.plans import (
-    Masking,
-    Plan,
-    causal_plan,
-    random_plan,
-    semi_ar_plan,
-    trace_plan,
-)
+from tracerl.objectives.plans import Plan
+from tracerl.objectives.supervised import make_plan
 from tracerl.objectives.views import build_views, num_layout_tokens
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.training import Training
@@ -143,10 +137,10 @@ def train_sft(
     block size and noise are functions of (seed, stage, step). Raises ParamsError for the objective
     `ar` with a family that does not shift: it would read each token where the token itself is seen.
     """
-    if settings.objective == "ar" and not model.family.shift:
+    if settings.objective.needs_shift and not model.family.shift:
         raise ParamsError(
             "next-token prediction needs a family that shifts its logits",
-            where=f"{context.stage}: objective 'ar'",
+            where=f"{context.stage}: objective {settings.objective.kind!r}",
             got=model.family.name,
             wanted=", ".join(f.name for f in FAMILIES.values() if f.shift),
         )
@@ -219,7 +213,10 @@ def draw_batch(
                 example, block_size, tokenizer, family.attention, settings.end_tokens
             )
         )
-    plans = [_plan(trajectory, block_size, family, settings, rng) for trajectory in trajectories]
+    plans = [
+        make_plan(settings.objective, trajectory, block_size, family, rng)
+        for trajectory in trajectories
+    ]
     return SftBatch(trajectories=trajectories, plans=plans, block_size=block_size)
 
 
@@ -254,27 +251,6 @@ def micro_batch_loss(
     )
     weights = views.weight.to(model.device) / batch.num_trainable * micro_batch.counts
     return sft_loss(token_logprobs(model, views, temperature=1.0), weights)
-
-
-def _plan(
-    trajectory: Trajectory,
-    block_size: int,
-    family: Family,
-    settings: Training,
-    rng: np.random.Generator,
-) -> Plan:
-    if settings.objective == "trace":
-        return trace_plan(trajectory, block_size, family, settings.shrink)
-    if settings.objective == "ar":
-        return causal_plan(trajectory)
-    make_plan = semi_ar_plan if settings.objective == "semi_ar" else random_plan
-    masking = Masking(
-        block_size=block_size,
-        family=family,
-        noise=settings.noise,
-        weighting=settings.weighting,
-    )
-    return make_plan(trajectory, masking, rng)
 
 
 def drop_long_examples(

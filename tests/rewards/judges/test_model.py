@@ -17,7 +17,7 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.judges.model import _CLOSING, answer_tokens, harmless, model_judge
 from tracerl.rewards.judges.questions import Question, prompt_of
 from tracerl.settings.models import Compute
-from tracerl.settings.rewards import Judge
+from tracerl.settings.rewards import ModelJudge
 from tracerl.types import Task
 
 TOKENIZER = character_tokenizer()
@@ -59,8 +59,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def settings(**changes) -> Judge:
-    return Judge(
+def settings(**changes) -> ModelJudge:
+    return ModelJudge(
         **{
             "kind": "model",
             "path": "x",

@@ -19,7 +19,7 @@ from tracerl.rewards.judges.kinds import make_judge
 from tracerl.rewards.judges.questions import Answer, Question, prompt_of, stated_score
 from tracerl.rewards.judges.server import server_judge, server_state
 from tracerl.settings.models import Compute
-from tracerl.settings.rewards import Judge
+from tracerl.settings.rewards import ServerJudge
 from tracerl.types import Task
 
 TASK = Task(
@@ -57,8 +57,8 @@ def seen(server: str) -> dict[str, Any]:
     return found
 
 
-def settings(server: str, how: str, **changes: Any) -> Judge:
-    return Judge(**{**SERVER, "url": f"{server}/v1", "model": how, **changes})
+def settings(server: str, how: str, **changes: Any) -> ServerJudge:
+    return ServerJudge(**{**SERVER, "url": f"{server}/v1", "model": how, **changes})
 
 
 def scores(

@@ -14,7 +14,7 @@ from tracerl.rewards.judges.questions import Answer, rubric_of
 from tracerl.rewards.verify.verifier import configure, release, verify_all
 from tracerl.rollouts.responses import SampleContext, respond
 from tracerl.settings.params import load_params
-from tracerl.settings.tasks import TaskSet
+from tracerl.settings.tasks import OpenSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task
 
@@ -24,7 +24,7 @@ VERIFICATION = load_params(ROOT / "params.yaml").verification
 
 def read(tmp_path, rows):
     (tmp_path / "open.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = TaskSet(source="open", path="open.jsonl", num_train=9, num_test=9)
+    settings = OpenSet(source="open", path="open.jsonl", num_train=9, num_test=9)
     return make_task_set("mine", settings, 0.25, 1, tmp_path)
 
 

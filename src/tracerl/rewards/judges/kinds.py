@@ -2,8 +2,9 @@
 server."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tracerl.errors import ParamsError
 from tracerl.rewards.judges.chunks import split
@@ -11,9 +12,10 @@ from tracerl.rewards.judges.model import model_judge
 from tracerl.rewards.judges.questions import Answer, Judge, Question
 from tracerl.rewards.judges.server import server_judge
 from tracerl.rewards.judges.steps import step_scores
+from tracerl.settings.base import Section
 from tracerl.settings.models import Compute
 from tracerl.settings.rewards import Judge as JudgeSettings
-from tracerl.settings.rewards import Process
+from tracerl.settings.rewards import ModelJudge, Process, ServerJudge, StepsJudge
 from tracerl.types import Task
 
 
@@ -26,27 +28,48 @@ def make_judge(
     Raises ParamsError if a server's key is not set, CheckpointError if a model's checkpoint cannot
     be used.
     """
-    if settings.kind == "model":
-        return model_judge(settings, root / str(settings.path), compute)
-    if settings.kind == "server":
-        if settings.api_key_variable is not None and not key:
-            raise ParamsError(
-                "a judge's key is not set",
-                where=f"verification.judges.{name}",
-                got=f"no {settings.api_key_variable}",
-                wanted="the key in that environment variable",
-                do=f"export {settings.api_key_variable}=..., or set "
-                "api_key_variable to null for a server without keys",
-            )
-        if key is not None and not (key.isascii() and key.isprintable()):
-            raise ParamsError(
-                "a judge's key cannot be sent",
-                where=f"verification.judges.{name}",
-                got=f"{settings.api_key_variable} holds more than printable ASCII",
-                do="copy the key again",
-            )
-        return server_judge(settings, key)
+    return _MAKERS[type(settings)](name, settings, root, compute, key)
+
+
+def _make_steps_judge(
+    name: str, settings: StepsJudge, root: Path, compute: Compute, key: str | None
+) -> Judge:
     return steps_judge
+
+
+def _make_model_judge(
+    name: str, settings: ModelJudge, root: Path, compute: Compute, key: str | None
+) -> Judge:
+    return model_judge(settings, root / settings.path, compute)
+
+
+def _make_server_judge(
+    name: str, settings: ServerJudge, root: Path, compute: Compute, key: str | None
+) -> Judge:
+    if settings.api_key_variable is not None and not key:
+        raise ParamsError(
+            "a judge's key is not set",
+            where=f"verification.judges.{name}",
+            got=f"no {settings.api_key_variable}",
+            wanted="the key in that environment variable",
+            do=f"export {settings.api_key_variable}=..., or set "
+            "api_key_variable to null for a server without keys",
+        )
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise ParamsError(
+            "a judge's key cannot be sent",
+            where=f"verification.judges.{name}",
+            got=f"{settings.api_key_variable} holds more than printable ASCII",
+            do="copy the key again",
+        )
+    return server_judge(settings, key)
+
+
+_MAKERS: dict[type[Section], Callable[[str, Any, Path, Compute, str | None], Judge]] = {
+    StepsJudge: _make_steps_judge,
+    ModelJudge: _make_model_judge,
+    ServerJudge: _make_server_judge,
+}
 
 
 def steps_judge(questions: Sequence[Question]) -> list[Answer]:

@@ -17,7 +17,7 @@ from tracerl.models.baselines import is_baseline, load_baseline, pad_left
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.judges.questions import Answer, Judge, Question, prompt_of
 from tracerl.settings.models import Compute
-from tracerl.settings.rewards import Judge as JudgeSettings
+from tracerl.settings.rewards import ModelJudge
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,7 +26,7 @@ _WORDS = {"yes": ("Yes", "yes", " Yes", " yes", "YES"), "no": ("No", "no", " No"
 _CLOSING = "Answer with one word, Yes or No."
 
 
-def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> Judge:
+def model_judge(settings: ModelJudge, directory: Path, compute: Compute) -> Judge:
     """Loads the checkpoint of `directory`. Raises CheckpointError if it is no autoregressive one or
     has no tokens for yes and no."""
     if not is_baseline(directory):
@@ -45,25 +45,21 @@ def model_judge(settings: JudgeSettings, directory: Path, compute: Compute) -> J
         prompts = {}
         for place, question in enumerate(questions):
             try:
-                content = harmless(
-                    prompt_of(question, settings.instructions or "", _CLOSING), controls
-                )
+                content = harmless(prompt_of(question, settings.instructions, _CLOSING), controls)
                 prompts[place] = tokenizer.chat_ids([{"role": "user", "content": content}])
             except DataError:
                 answers[place] = Answer(None, "the judge's tokenizer cannot write the question")
                 continue
-            if len(prompts[place]) > (settings.max_prompt_tokens or 0):
+            if len(prompts[place]) > settings.max_prompt_tokens:
                 answers[place] = Answer(None, f"the question has {len(prompts.pop(place))} tokens")
         # By length, so that little is padded; the order is a function of the questions.
         places, rows = (
             sorted(prompts, key=lambda place: (len(prompts[place]), place)),
-            settings.max_rows or 1,
+            settings.max_rows,
         )
         for start in range(0, len(places), rows):
             batch = places[start : start + rows]
-            scores = _scores(
-                model, [prompts[place] for place in batch], yes, no, settings.min_mass or 0.0
-            )
+            scores = _scores(model, [prompts[place] for place in batch], yes, no, settings.min_mass)
             for place, score in zip(batch, scores, strict=True):
                 answers[place] = score
         return answers

@@ -27,7 +27,7 @@ from tracerl.rewards.judges.questions import (
     prompt_of,
     stated_score,
 )
-from tracerl.settings.rewards import Judge as JudgeSettings
+from tracerl.settings.rewards import ServerJudge
 
 if TYPE_CHECKING:
     import httpx
@@ -47,14 +47,14 @@ class _UnansweredError(Exception):
         self.pause = pause
 
 
-def server_judge(settings: JudgeSettings, key: str | None) -> Judge:
+def server_judge(settings: ServerJudge, key: str | None) -> Judge:
     """A judge that asks settings.url, several questions at once."""
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
         import httpx
 
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        threads = settings.concurrency or 1
+        threads = settings.concurrency
         limits = httpx.Limits(max_connections=threads, max_keepalive_connections=threads)
         with (
             httpx.Client(
@@ -68,16 +68,16 @@ def server_judge(settings: JudgeSettings, key: str | None) -> Judge:
     return ask
 
 
-def server_state(settings: JudgeSettings, key: str | None) -> str:
+def server_state(settings: ServerJudge, key: str | None) -> str:
     """What the server says when it is asked for its models, in words."""
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(
-            f"{str(settings.url).rstrip('/')}/models",
+            f"{settings.url.rstrip('/')}/models",
             headers=headers,
-            timeout=min(settings.timeout_seconds or 5.0, 5.0),
+            timeout=min(settings.timeout_seconds, 5.0),
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return f"does not answer: {type(error).__name__}"
@@ -88,13 +88,13 @@ class _Asking:
     """One batch. in_vain: questions in a row, over all threads, that could not be put to the
     server."""
 
-    def __init__(self, client: "httpx.Client", settings: JudgeSettings) -> None:
+    def __init__(self, client: "httpx.Client", settings: ServerJudge) -> None:
         self.client, self.settings, self.in_vain = client, settings, 0
 
     def answer(self, question: Question) -> Answer:
         settings, reason, heard = self.settings, "", False
-        for attempt in range((settings.retries or 0) + 1):
-            if self.in_vain >= (settings.concurrency or 1) + _GONE_AFTER:
+        for attempt in range(settings.retries + 1):
+            if self.in_vain >= (settings.concurrency) + _GONE_AFTER:
                 return Answer(None, "the server is gone")
             try:
                 answer = self._try(question)
@@ -102,10 +102,10 @@ class _Asking:
                 reason, heard = str(error), error.pause is not None
                 if heard:
                     self.in_vain = 0
-                if attempt < (settings.retries or 0):
+                if attempt < settings.retries:
                     time.sleep(
                         min(
-                            max((settings.backoff_seconds or 0.0) * 2**attempt, error.pause or 0.0),
+                            max(settings.backoff_seconds * 2**attempt, error.pause or 0.0),
                             _MAX_PAUSE,
                         )
                     )
@@ -118,7 +118,7 @@ class _Asking:
 
     def _try(self, question: Question) -> Answer:
         settings = self.settings
-        text = prompt_of(question, settings.instructions or "", SCORE_CLOSING)
+        text = prompt_of(question, settings.instructions, SCORE_CLOSING)
         body: dict[str, Any] = {
             "model": settings.model,
             "messages": [{"role": "user", "content": text}],
@@ -146,8 +146,8 @@ class _Asking:
         import httpx
 
         settings = self.settings
-        deadline = time.monotonic() + (settings.timeout_seconds or 0.0)
-        address = f"{str(settings.url).rstrip('/')}/chat/completions"
+        deadline = time.monotonic() + settings.timeout_seconds
+        address = f"{settings.url.rstrip('/')}/chat/completions"
         try:
             with self.client.stream(
                 "POST", address, content=body, headers={"Content-Type": "application/json"}

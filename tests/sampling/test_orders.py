@@ -21,8 +21,8 @@ from tests.tiny import (
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, Layout, attention_blocks
 from tracerl.models.transformer import predictor_positions
+from tracerl.sampling.orders import choose, dream_shares, order_logprobs, perturb
 from tracerl.sampling.sampler import Request, sample
-from tracerl.sampling.unmasking import choose, dream_shares, order_logprobs, perturbed
 from tracerl.seeds import key_for, uniforms
 
 MODELS = {family: sharp_model(family) for family in FAMILIES}
@@ -157,7 +157,7 @@ def test_a_forced_choice_has_log_probability_zero():
 def test_ordered_pairs_are_drawn_with_their_exact_probabilities():
     draws = 40_000
     numbers = uniforms(torch.tensor(key_for(1, "order")), torch.arange(draws * 4).view(draws, 4))
-    order = perturbed(SCORES.expand(draws, -1), numbers).argsort(dim=1, descending=True)[:, :2]
+    order = perturb(SCORES.expand(draws, -1), numbers).argsort(dim=1, descending=True)[:, :2]
     pairs = list(permutations(range(4), 2))
     counts = np.array([int(((order[:, 0] == a) & (order[:, 1] == b)).sum()) for a, b in pairs])
     wanted = np.array([np.exp(exact_logprob(pair, [0, 1, 2, 3])) for pair in pairs])
@@ -166,7 +166,7 @@ def test_ordered_pairs_are_drawn_with_their_exact_probabilities():
 
 
 def test_the_extreme_uniform_numbers_keep_an_order():
-    values = perturbed(
+    values = perturb(
         torch.zeros(1, 2, dtype=torch.float64),
         torch.tensor([[0.0, 1.0 - 2.0**-53]], dtype=torch.float64),
     )

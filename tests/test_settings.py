@@ -11,18 +11,20 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from tests.rounds import SERVER, round_of
+from tests.rounds import METHOD_VALUES, SERVER, round_of
+from tests.tiny import cache_of, order_of
 from tracerl.errors import ParamsError
-from tracerl.settings.methods import METHOD_KEYS
+from tracerl.settings.defaults import resolve
 from tracerl.settings.params import Params, load_params, parse_params
+from tracerl.settings.rewards import ServerJudge
 
 SHIPPED = Path(__file__).parents[1] / "params.yaml"
-DATA = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+DATA = resolve(yaml.safe_load(SHIPPED.read_text(encoding="utf-8")))
 
 
-def changed(path: str, value: Any) -> Any:
+def changed(path: str, value: Any, data: Any = DATA) -> Any:
     """The shipped params with one entry replaced; a path part may be a key or the name of a round."""
-    data = copy.deepcopy(DATA)
+    data = copy.deepcopy(data)
     *parents, last = path.split(".")
     place = data
     for part in parents:
@@ -85,7 +87,7 @@ def test_an_unknown_key_that_is_like_no_other_is_named_with_all_that_exist():
     "path",
     [
         "seed",
-        "rl.short.sampler.threshold",
+        "rl.short.sampler.order.threshold",
         "base.train.optimizer.lr",
         "evaluation.bootstrap",
         "report.num_traces",
@@ -118,28 +120,28 @@ def test_a_missing_key_is_named_by_its_path(path):
         ("rl.short.optimizer.betas", 0.9),
         ("rl.short.sampler.cache", "yes"),
         ("rl.short.sampler.cache", 1),
-        ("rl.short.sampler.remasking", "dynamical"),
-        ("rl.short.sampler.threshold", "0.9"),
+        ("rl.short.sampler.order", "dynamical"),
+        ("rl.short.sampler.order.threshold", "0.9"),
         ("validation.pass_rate", 0.5),
         ("validation.truncation", 1.1),
         ("validation.drift", 0.0),
         ("report.num_played", -1),
         ("rl.short.sampler.schedule", "odd"),
         ("rl.short.sampler.confidence_of", "mean"),
-        ("rl.short.sampler.entropy_bound", -0.1),
-        ("rl.short.sampler.order_temperature", 0.0),
-        ("rl.short.sampler.order_score", "logit"),
+        ("rl.short.sampler.order.bound", -0.1),
+        ("rl.short.sampler.order.temperature", 0.0),
+        ("rl.short.sampler.order.score", "logit"),
         ("rl.short.sampler.guidance", -1.0),
         ("rl.short.sampler.opening", None),
-        ("rl.short.sampler.horizon", -1),
-        ("rl.short.sampler.refresh_every", 0),
-        ("rl.short.sampler.refresh_sees", "prompt"),
+        ("rl.short.sampler.cache.horizon", -1),
+        ("rl.short.sampler.cache.refresh_every", 0),
+        ("rl.short.sampler.cache.refresh_sees", "prompt"),
         ("rl.short.sampler.top_p", 0.0),
         ("rl.short.kl", "k4"),
         ("rl.short.group_size", 1),
         ("rl.short.tasks", ["sums-short"]),
         ("base.model.family", "bert"),
-        ("base.train.shrink", 0),
+        ("sft.short.objective.shrink", 0),
         ("sft.short", None),
         ("sft.short.data", "worked"),
         ("evaluate.sft-short.tasks", "sums-short"),
@@ -149,7 +151,14 @@ def test_a_missing_key_is_named_by_its_path(path):
     ],
 )
 def test_a_mistyped_value_is_named_by_its_path_with_what_was_got(path, value):
-    text = error_of(changed(path, value))
+    data = copy.deepcopy(DATA)
+    kinds = {"bound": "entropy", "temperature": "plackett_luce", "score": "plackett_luce"}
+    section, key = ("", *path.split("."))[-2:]
+    if section == "order" and key in kinds:
+        data["rl"]["short"]["sampler"]["order"] = order_of(kinds[key])
+    if section == "cache":
+        data["rl"]["short"]["sampler"]["cache"] = cache_of("window")
+    text = error_of(changed(path, value, data))
     assert path in text
     assert f"got {value!r}" in text
     assert "where: params.yaml" in text
@@ -210,36 +219,47 @@ def test_every_wrong_entry_is_reported_at_once():
         ),
         ("traces.step_tokens", 3, ["traces", "step_tokens 3", "pick 2"]),
         ("traces.preferred.sums-short", -1, ["traces.preferred.sums-short", "-1"]),
-        ("sft.long.objective", "trace", ["sft.long", "needs data 'traces'"]),
+        ("sft.long.objective", {"kind": "trace", "shrink": 1}, ["sft.long", "needs data 'traces'"]),
         (
             "sft.short.tasks",
             {"sums-long": 1},
             ["sft.short", "no traces are collected", "sums-long"],
         ),
-        ("base.train.objective", "trace", ["base", "cannot be 'trace'"]),
+        ("base.train.objective", {"kind": "trace", "shrink": 1}, ["base", "cannot be 'trace'"]),
         ("tasks.sets", {"../up": {}}, ["../up", "pattern"]),
-        ("base.train.noise", [0.5, 0.5], ["base.train", "(0.5, 0.5)"]),
-        ("base.train.noise", [0.0, 1.5], ["base.train", "(0.0, 1.5)"]),
+        ("base.train.objective.noise", [0.5, 0.5], ["base.train.objective", "(0.5, 0.5)"]),
+        ("base.train.objective.noise", [0.0, 1.5], ["base.train.objective", "(0.0, 1.5)"]),
         ("rl.short.sampler.top_k", 5, ["rl.short", "off-policy", "top_k"]),
         ("rl.short.sampler.top_p", 0.9, ["rl.short", "off-policy", "top_p"]),
         ("rl.short.sampler.temperature", 0.0, ["rl.short", "temperature"]),
         ("rl.short.sampler.guidance", 0.5, ["rl.short", "without guidance"]),
         (
-            "rl.short.held_out.remasking",
-            ["static", "entropy"],
-            ["rl.short", "held_out.remasking", "sampler.entropy_bound"],
+            "rl.short.held_out.modes",
+            {"slow": {"steps_per_block": 5}},
+            ["rl.short", "held_out.modes.slow", "steps_per_block 5"],
         ),
         (
-            "evaluation.remasking",
-            ["plackett_luce"],
-            ["evaluate.", "order_temperature", "order_score"],
+            "evaluation.modes",
+            {"greedy": {"temperature": 0.0, "top_k": 5}},
+            ["evaluate.sft-short", "evaluation.modes.greedy", "at temperature 0"],
+        ),
+        (
+            "evaluation.modes",
+            {"static": {"order": {"kind": "entropy"}}},
+            ["evaluation.modes.static.order.bound"],
+        ),
+        ("evaluation.modes", {}, ["evaluation.modes"]),
+        (
+            "rl.short.sampler.order",
+            {"kind": "dynamical"},
+            ["rl.short.sampler.order.kind", "'dynamic'", "got 'dynamical'"],
         ),
         ("rl.short.max_sampled_groups", 1, ["rl.short", "groups <= max_sampled_groups"]),
         ("rl.short.min_groups", 1000, ["rl.short", "min_groups <= groups"]),
         ("tasks.sets.sums-short.difficulty", [4, 2], ["tasks.sets.sums-short", "difficulty"]),
         ("tasks.sets.sums-short.difficulty", [0, 2], ["tasks.sets.sums-short", "difficulty"]),
         ("tasks.sets.sums-short.difficulty", None, ["tasks.sets.sums-short", "difficulty"]),
-        ("tasks.sets.sums-short.source", "file", ["tasks.sets.sums-short", "path"]),
+        ("tasks.sets.sums-short.source", "file", ["tasks.sets.sums-short.path", "required"]),
     ],
 )
 def test_values_that_do_not_fit_are_named(path, value, told):
@@ -259,10 +279,14 @@ def with_sampler(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"threshold": 1.5}, "threshold 1.5 must be in [0, 1]"),
+        ({"order": order_of("dynamic", threshold=1.5)}, "threshold 1.5 must be in [0, 1]"),
         ({"confidence": "neg_entropy"}, "threshold 0.9 can never be exceeded"),
         (
-            {"confidence": "neg_entropy", "threshold": -1.0, "confidence_of": "max"},
+            {
+                "confidence": "neg_entropy",
+                "order": order_of("dynamic", threshold=-1.0),
+                "confidence_of": "max",
+            },
             "not of a token",
         ),
         ({"confidence": "margin", "confidence_of": "max"}, "not of a token"),
@@ -273,19 +297,27 @@ def with_sampler(**changes: Any) -> dict[str, Any]:
             {"temperature": 0.0, "confidence": "tempered"},
             "at temperature 0 the most likely token is taken",
         ),
-        ({"remasking": "entropy"}, "remasking 'entropy' needs entropy_bound"),
+        ({"order": {"kind": "entropy"}}, "sampler.order.bound: Field required"),
         (
-            {"remasking": "plackett_luce", "order_score": "max_logit"},
-            "remasking 'plackett_luce' needs order_temperature",
+            {"order": {"kind": "plackett_luce", "score": "max_logit"}},
+            "sampler.order.temperature: Field required",
         ),
-        ({"cache": "window"}, "horizon and refresh_sees belong to cache 'window'"),
-        ({"cache": "window", "horizon": 8}, "horizon and refresh_sees belong to cache 'window'"),
-        ({"horizon": 8, "refresh_sees": "canvas"}, "got cache 'exact', horizon 8"),
-        ({"refresh_every": 4}, "cache 'exact' is never refreshed"),
+        ({"order": {"kind": "static", "threshold": 0.9}}, "sampler.order.threshold: unknown key"),
+        (
+            {"cache": {"kind": "window", "refresh_every": None}},
+            "sampler.cache.horizon: Field required",
+        ),
+        (
+            {"cache": {"kind": "window", "refresh_every": None, "horizon": 8}},
+            "sampler.cache.refresh_sees: Field required",
+        ),
+        ({"cache": {"kind": "exact", "horizon": 8}}, "sampler.cache.horizon: unknown key"),
+        ({"cache": {"kind": "exact", "refresh_every": 4}}, "cache.refresh_every: unknown key"),
+        ({"cache": "exact"}, "sampler.cache: must be a section with a kind"),
     ],
     ids=str,
 )
-def test_sampler_settings_that_mean_nothing_together_are_refused(changes, told):
+def test_sampler_settings_that_have_no_effect_together_are_refused(changes, told):
     text = error_of(with_sampler(**changes))
     assert "evaluate.sft-short.sampler" in text
     assert told in text
@@ -294,18 +326,21 @@ def test_sampler_settings_that_mean_nothing_together_are_refused(changes, told):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"confidence": "neg_entropy", "threshold": -1.0},
+        {"confidence": "neg_entropy", "order": order_of("dynamic", threshold=-1.0)},
         {"confidence": "filtered", "top_p": 0.9},
-        {"remasking": "entropy", "entropy_bound": 0.5},
-        {"remasking": "plackett_luce", "order_temperature": 0.5, "order_score": "max_logit"},
-        {"cache": "window", "horizon": 0, "refresh_sees": "canvas"},
-        {"cache": "dual", "refresh_every": 4, "guidance": 0.5, "schedule": "dream"},
+        {"order": order_of("entropy")},
+        {"order": order_of("plackett_luce")},
+        {"cache": cache_of("window", horizon=0)},
+        {"cache": cache_of("dual", refresh_every=4), "guidance": 0.5, "schedule": "dream"},
     ],
     ids=str,
 )
 def test_sampler_settings_that_fit_are_accepted(changes):
-    sampler = parse_params(with_sampler(**changes), "").evaluate["sft-short"].sampler
-    assert {name: getattr(sampler, name) for name in changes} == changes
+    data = with_sampler(**changes)
+    data["evaluation"]["modes"] = {"static": {"order": {"kind": "static"}}}
+    sampler = parse_params(data, "").evaluate["sft-short"].sampler
+    tree = sampler.model_dump()
+    assert {name: tree[name] for name in changes} == changes
 
 
 def test_rl_on_filtered_samples_is_allowed_where_it_is_asked_for():
@@ -457,40 +492,44 @@ def with_method(**changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
-        ({"method": "random"}, ["rl.short", "method 'random' needs copies, noise"]),
-        ({"method": "tracerl", "copies": 2}, ["copies say nothing to method 'tracerl'"]),
+        ({"method": {"kind": "random"}}, ["rl.short.method.copies", "rl.short.method.noise"]),
         (
-            {"method": "gdpo", "copies": 1, "nodes": 3},
+            {"method": {"kind": "tracerl", "copies": 2}},
+            ["rl.short.method.copies: unknown key; known here: kind"],
+        ),
+        (
+            {"method": {"kind": "gdpo", "copies": 1, "nodes": 3}},
             ["method 'gdpo' has ratio sequence, not 'token'"],
         ),
         (
-            {"method": "random", "copies": 1, "noise": [0.9, 0.1]},
-            ["noise must be a range inside [0, 1]"],
+            {"method": {"kind": "random", "copies": 1, "noise": [0.9, 0.1]}},
+            ["rl.short.method: ", "noise must be a range inside [0, 1]"],
         ),
         (
-            {"method": "mask_aware", "segments": 4, "order_weight": 1.0, "order_clip": [0.2, 0.2]},
-            ["remasking to 'plackett_luce'"],
+            {"method": {"kind": "mask_aware", **METHOD_VALUES["mask_aware"]}},
+            ["order.kind to 'plackett_luce'"],
         ),
+        ({"method": {"kind": "ppo"}}, ["rl.short.method", "ppo", "tracerl"]),
+        ({"method": {}}, ["rl.short.method", "kind"]),
         ({"kl_to": "synced"}, ["sync_every belongs to kl_to 'synced'"]),
         ({"sync_every": 8}, ["sync_every belongs to kl_to 'synced'"]),
         ({"advantages": "gae"}, ["a value model belongs to advantages 'gae'"]),
         (
-            {"method": "espo", "copies": 1, "noise": [0.0, 1.0], "ratio": "sequence"},
+            {
+                "method": {"kind": "espo", "copies": 1, "noise": [0.0, 1.0]},
+                "ratio": "sequence",
+            },
             ["kl 'k3' is the exponential of a whole response's"],
         ),
         (
-            {"method": "wd1", "prompt_masking": 0.1, "ratio": "none"},
+            {"method": {"kind": "wd1", "prompt_masking": 0.1}, "ratio": "none"},
             ["set kl to 'k2', or kl_weight to 0.0"],
         ),
         ({"ratio": "response"}, ["rl.short.ratio"]),
-        (
-            {"sampler": {**DATA["rl"]["short"]["sampler"], "order_score": "modul"}},
-            ["rl.short.sampler.order_score"],
-        ),
         ({"num_pad": -1}, ["rl.short.num_pad"]),
     ],
 )
-def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes, parts):
+def test_a_round_has_what_its_method_needs_and_nothing_else(changes, parts):
     text = error_of(with_method(**changes))
     assert all(part in text for part in parts), text
 
@@ -518,7 +557,7 @@ def test_a_round_has_what_its_method_needs_and_nothing_that_says_nothing(changes
         ),
         (
             [{"name": "a", "sampler": {"block_sise": 8}}],
-            ["phase 'a' does not fit the round", "sampler.block_sise"],
+            ["rl.short.phases.0.sampler.block_sise", "did you mean 'block_size'"],
         ),
         (
             [{"name": "a", "sampler": {"block_size": 8}}],
@@ -540,7 +579,11 @@ def test_a_phase_may_begin_as_soon_as_a_bar_before_it_can_be_met():
     bar = {"accuracy": 0.5, "over": 3}
     for first in ({"name": "a", "iterations": 50, "until": bar}, {"name": "a", "until": bar}):
         assert (
-            len(parse_params(with_method(phases=[first, {"name": "b"}]), "").rl["short"].stretches)
+            len(
+                parse_params(with_method(phases=[first, {"name": "b"}]), "")
+                .rl["short"]
+                .phase_rounds
+            )
             == 2
         )
 
@@ -553,16 +596,17 @@ def test_a_phase_changes_what_it_names_and_nothing_else():
         train_block_size=8,
         phases=[{"name": "small", "iterations": 6, "sampler": small}, {"name": "wide"}],
     )
-    own = settings.model_copy(update={"phases": None})
-    assert settings.stretches == [
-        own.model_copy(update={"sampler": settings.sampler.model_copy(update=small)}),
-        own,
+    tree = settings.model_dump()
+    whole = tree | {"phases": None}
+    assert [part.model_dump() for part in settings.phase_rounds] == [
+        whole | {"sampler": tree["sampler"] | small},
+        whole,
     ]
 
 
 def test_every_method_parses_with_its_own_keys():
-    for method in METHOD_KEYS:
-        assert round_of(method).method == method
+    for method in METHOD_VALUES:
+        assert round_of(method).method.kind == method
         assert round_of(method, kl="k3", kl_weight=0.0).kl == "k3"
 
 
@@ -665,7 +709,9 @@ def with_judges(
 
 def test_judges_and_process_rewards_are_accepted():
     params = parse_params(with_judges(PROCESS, "server"), "")
-    assert (params.verification.judges or {})["server"].concurrency == 8
+    server = params.verification.judges["server"]
+    assert isinstance(server, ServerJudge)
+    assert server.concurrency == 8
     assert params.rl["short"].process is not None
     assert params.rl["short"].process.separators == [";"]
     assert (
@@ -704,22 +750,22 @@ def test_process_rewards_that_do_not_fit_are_named(process, told):
     [
         (
             {**SERVER, "path": "a"},
-            ["verification.judges.x", "path say nothing to a judge of kind 'server'"],
+            ["verification.judges.x.path: unknown key"],
         ),
         ({**SERVER, "url": "localhost"}, ["verification.judges.x.url"]),
         ({**SERVER, "url": "https://user:secret@host/v1"}, ["verification.judges.x.url"]),
         ({**SERVER, "url": "https://host/v1?key=secret"}, ["verification.judges.x.url"]),
         (
             {key: value for key, value in SERVER.items() if key != "retries"},
-            ["verification.judges.x", "needs retries"],
+            ["verification.judges.x.retries: Field required"],
         ),
         (
             {key: value for key, value in SERVER.items() if key != "temperature"},
-            ["needs temperature"],
+            ["verification.judges.x.temperature: Field required"],
         ),
-        ({**LOCAL, "path": None}, ["verification.judges.x", "needs path"]),
+        ({**LOCAL, "path": None}, ["verification.judges.x.path"]),
         ({**SERVER, "retrys": 3}, ["verification.judges.x.retrys", "did you mean 'retries'"]),
-        ({"kind": "oracle"}, ["verification.judges.x.kind", "oracle"]),
+        ({"kind": "oracle"}, ["verification.judges.x", "oracle", "steps"]),
     ],
 )
 def test_judges_that_do_not_fit_are_named(judge, told):
@@ -750,9 +796,13 @@ def test_what_a_judge_decides_needs_one():
     assert "has no rule for essays" in error_of(data)
     data = with_judges()
     data["tasks"]["sets"]["essays"] = open_set
-    data["sft"]["short"].update(data="tasks", objective="random", tasks={"essays": 1})
+    data["sft"]["short"].update(
+        data="tasks", objective=DATA["sft"]["long"]["objective"], tasks={"essays": 1}
+    )
     parse_params(data, "")  # training on solutions asks for no response
-    assert "needs a path" in error_of(changed("tasks.sets.essays", {**open_set, "path": None}))
+    assert "tasks.sets.essays.path" in error_of(
+        changed("tasks.sets.essays", {**open_set, "path": None})
+    )
 
 
 def test_a_judge_of_steps_is_asked_about_what_phases_draw():
