@@ -4,6 +4,7 @@ data/rollouts/rl@<name>.
 Example: python -m stages.rl short
 """
 
+import sys
 from collections import Counter
 from typing import Any
 
@@ -28,7 +29,7 @@ from tracerl.settings.rounds import RlRound
 from tracerl.store.parquet import seal
 from tracerl.training.collect import Judging
 from tracerl.training.process_rewards import ProcessRewarder
-from tracerl.training.rl import ROLLOUTS, Models, TaskPools, train_rl
+from tracerl.training.rl import ROLLOUTS, Models, TaskPools, held_out_declines, train_rl
 from tracerl.training.run_context import RunContext
 
 
@@ -105,6 +106,8 @@ def main(name: str) -> None:
         }
     )
     write_measured(stage)
+    for mode, words in held_out_declines(curves["held_out"]).items():
+        print(f"warning: {stage}: under remasking '{mode}' {words}", file=sys.stderr)
 
 
 def load_models(params: Params, settings: RlRound, stage: str) -> Models:
@@ -152,10 +155,11 @@ def figures(
         "held_out": {
             mode: {
                 name: {"before": first[mode][name], "after": last[mode][name]}
-                for name in ("accuracy", "tokens_per_step")
+                for name in ("accuracy", "tokens_per_step", "empty_rate")
             }
             for mode in last
         },
+        "ended_below_start": sorted(held_out_declines(curves["held_out"])),
     }
 
 

@@ -56,6 +56,17 @@ def test_how_programs_ended_is_counted_where_programs_were_judged():
     }
 
 
+def test_responses_that_hold_nothing_but_an_end_token_are_counted():
+    """Of five: one empty, one of end tokens only, one cut at its first token, two ordinary."""
+    rollouts = make_rollouts("evaluate@a", 0)[:5]
+    ends = [(1, "end"), (1, "end"), (1, "length"), (2, "end"), (3, "length")]
+    changed = []
+    for rollout, (num_tokens, stop_reason) in zip(rollouts, ends, strict=True):
+        trajectory = replace(rollout.trajectory, num_tokens=num_tokens, stop_reason=stop_reason)
+        changed.append(replace(rollout, trajectory=trajectory))
+    assert summarise(rollout_table(changed), 10, 1)["empty_rate"] == 0.4
+
+
 def evaluations(root, verdicts):
     """Folders a and b whose rows are the synthetic ones with these verdicts, by task."""
     for name, marks in verdicts.items():

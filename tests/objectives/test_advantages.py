@@ -190,3 +190,24 @@ def test_no_process_reward_is_lost_or_made(data):
         rewards.sum(), abs=1e-9
     )
     assert all(len(set(paid[steps == step])) == 1 for step in range(steps.max() + 1))
+
+
+# Rounding
+
+
+def test_rewards_that_differ_by_rounding_are_equal():
+    """0.1 + 0.2 + 0.4 and 0.3 + 0.4 are the same reward of two wrong responses."""
+    sums = np.array([0.1 + 0.2 + 0.4, 0.3 + 0.4])
+    assert sums[0] != sums[1]
+    assert not keeps_group(sums, (0.0, 1.0), graded=True)
+    ulp = np.array([0.95] * 7 + [np.nextafter(0.95, 1.0)])
+    large = np.array([1e6 * 0.7, 1e6 * np.nextafter(0.7, 1.0)])
+    for rewards in (sums, ulp, large):
+        for kind in ("group", "mean", "rloo"):
+            assert group_advantages(kind, rewards).tolist() == [0.0] * len(rewards)
+            chunks = [np.array([reward]) for reward in rewards]
+            assert [row.tolist() for row in chunk_advantages(kind, chunks)] == [[0.0]] * len(
+                rewards
+            )
+    assert keeps_group(np.array([0.7, 0.7001]), (0.0, 1.0), graded=True)
+    assert group_advantages("group", np.array([0.7, 0.7001])) == pytest.approx([-1.0, 1.0])

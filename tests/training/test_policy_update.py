@@ -38,7 +38,7 @@ from tracerl.training import collect
 from tracerl.training.collect import Judging, draw_tasks
 from tracerl.training.critic import Critic, ValueTargets
 from tracerl.training.policy_update import MicroBatch, PolicyUpdate
-from tracerl.training.rl import Models, train_rl
+from tracerl.training.rl import Models, held_out_declines, train_rl
 from tracerl.types import Rollout, Task
 
 TOKENIZER = character_tokenizer()
@@ -60,11 +60,11 @@ def old_of(part: MicroBatch) -> torch.Tensor:
 
 
 def test_kl_and_clip_fraction_are_those_of_the_ratios_with_unequal_bounds():
-    """Three trainable tokens whose ratios of new to old policy are 0.85, 0.65 and 1.25; the clip is
+    """Three trainable tokens whose ratios of new to old policy are 0.85, 0.8 and 1.25; the clip is
     0.1 below and 0.3 above, so that two of them are clipped."""
     settings = round_of("tracerl", train_block_size=4, clip=[0.1, 0.3], ratio="token")
     update, part = prepared(settings)
-    ratios = torch.tensor([0.85, 0.65, 1.25], dtype=torch.float64)
+    ratios = torch.tensor([0.85, 0.8, 1.25], dtype=torch.float64)
     assert len(part.weights) == 3
     part = replace(part, old_logprobs=old_of(part) - ratios.log())
     _, metrics = update.loss(part)
@@ -81,7 +81,7 @@ def test_kl_and_clip_fraction_are_those_of_the_ratios_with_unequal_bounds():
 def test_a_step_reports_means_over_its_units():
     settings = round_of("tracerl", train_block_size=4, clip=[0.1, 0.3], ratio="token")
     update, part = prepared(settings)
-    ratios = torch.tensor([0.85, 0.65, 1.25], dtype=torch.float64)
+    ratios = torch.tensor([0.85, 0.8, 1.25], dtype=torch.float64)
     row = update.step([replace(part, old_logprobs=old_of(part) - ratios.log())])
     assert row["clip_fraction"] == pytest.approx(2 / 3)
     assert row["kl"] == pytest.approx(float((ratios - 1 - ratios.log()).mean()), rel=1e-6)
@@ -305,3 +305,26 @@ def test_tasks_of_a_round_are_drawn_by_their_shares_and_none_twice():
         {"a": pools["a"][:3], "b": pools["b"]}, {"a": 9.0, "b": 1.0}, 50, generator_for(1, "draw")
     )
     assert [task.task_set for task in few].count("a") == 3
+
+
+# A round that ends below its start
+
+
+def test_a_round_that_ends_below_the_interval_of_its_start_says_so_for_each_mode():
+    def row(iteration: int, mode: str, accuracy: float) -> dict[str, Any]:
+        return {
+            "iteration": iteration,
+            "remasking": mode,
+            "accuracy": accuracy,
+            "ci_low": accuracy - 0.1,
+            "ci_high": accuracy + 0.1,
+            "empty_rate": 0.25,
+        }
+
+    rows = [row(0, "static", 0.4), row(0, "dynamic", 0.4), row(5, "static", 0.1)]
+    rows += [row(5, "dynamic", 0.2), row(9, "static", 0.31), row(9, "dynamic", 0.29)]
+    assert held_out_declines(rows) == {
+        "dynamic": "held-out accuracy fell from 0.400 (95% interval from 0.300) to 0.290; "
+        "25% of the responses are empty"
+    }
+    assert held_out_declines(rows[:2]) == {}

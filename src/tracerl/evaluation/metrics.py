@@ -18,7 +18,8 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
     accuracy: mean over problems of the share of their responses that are correct; the interval
     resamples problems. tokens_per_step counts denoising forwards only (the paper's count);
     tokens_per_forward counts prefill and cache commits as well. Tokens after the end token are not
-    counted. undecided responses are counted apart and are not correct. pass_at_k is there where
+    counted. empty_rate: the share of responses whose first token is an end token.
+    undecided responses are counted apart and are not correct. pass_at_k is there where
     every problem has k responses, `program_timeout` and the like where programs were judged: the
     share of responses of which a test ended in that way. They show a model that attacks its judge.
     """
@@ -34,6 +35,7 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
     scores = np.bincount(problem, weights=column["verdict"] == "correct") / counts
     low, high = bootstrap_interval(scores, num_resamples, seed)
     tokens = int(column["num_tokens"].sum())
+    is_empty = (column["stop_reason"] == "end") & (column["num_tokens"] == 1)
     correct = np.bincount(problem, weights=column["verdict"] == "correct").astype(np.int64)
     return {
         "num_problems": len(scores),
@@ -46,6 +48,7 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
         "tokens_per_forward": tokens / max(forwards["num_forwards"], 1),
         "mean_length": tokens / len(problem),
         "truncation_rate": float((column["stop_reason"] == "length").mean()),
+        "empty_rate": float(is_empty.mean()),
         **{
             f"pass_at_{k}": float(pass_at_k(counts, correct, k).mean())
             for k in _powers_of_two(int(counts.min()))

@@ -6,37 +6,44 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
+ROUNDING = 1e-9  # relative difference up to which rewards count as equal
+
 
 def group_advantages(kind: str, rewards: Floats) -> Floats:
     """Advantage of each response, float64 [group], from its group's rewards.
 
-    group: z-score with the population deviation, 0 when all are equal. mean: minus the group's
-    mean. rloo: minus the mean of the others.
+    group: z-score with the population deviation. mean: minus the group's mean. rloo: minus the mean
+    of the others. All are 0 where the rewards are equal up to rounding.
     """
+    if are_equal(rewards):
+        return np.zeros_like(rewards)
     centred = rewards - rewards.mean()
     if kind == "group":
-        # Equal rewards are asked for directly: their computed deviation can be a rounding error
-        # instead of zero.
-        return centred / rewards.std() if rewards.min() != rewards.max() else np.zeros_like(rewards)
+        return centred / rewards.std()
     if kind == "rloo":
         return centred * len(rewards) / (len(rewards) - 1)
     return centred
 
 
+def are_equal(rewards: Floats) -> bool:
+    """Whether rewards are equal up to rounding: a reward is a sum of weighted parts, whose value
+    depends in its last bits on the order of the parts."""
+    tolerance = ROUNDING * max(1.0, float(np.abs(rewards).max()))
+    return float(rewards.max() - rewards.min()) <= tolerance
+
+
 def keeps_group(rewards: Floats, pass_rate: tuple[float, float], graded: bool) -> bool:
-    """Whether a group is trained on. rewards: those of its decided responses; fewer than two say
-    nothing.
+    """Whether a group is trained on. rewards: those of its decided responses; fewer than two
+    say nothing about which is better.
 
     Binary rewards (0, or what a correct response is paid): its pass rate lies inside `pass_rate`,
-    bounds included. Graded rewards: they are not all equal.
+    bounds included. Graded rewards: they are not all equal up to rounding.
     """
     if len(rewards) < 2:
         return False
-    return (
-        bool(rewards.min() != rewards.max())
-        if graded
-        else bool(pass_rate[0] <= (rewards != 0.0).mean() <= pass_rate[1])
-    )
+    if graded:
+        return not are_equal(rewards)
+    return bool(pass_rate[0] <= (rewards != 0.0).mean() <= pass_rate[1])
 
 
 def outcome_rewards(reward: float, steps: npt.NDArray[np.int64]) -> Floats:

@@ -182,9 +182,27 @@ def _iterate(round_: _Round, pools: TaskPools, iteration: int) -> dict[str, Any]
     if round_.phase is not None:
         row |= {"phase": round_.phase, "accuracy": summary["accuracy"]}
     row |= {**collection.metrics, **update_metrics, **value_metrics}
-    for name in ("tokens_per_step", "mean_length", "truncation_rate"):
+    for name in ("tokens_per_step", "mean_length", "truncation_rate", "empty_rate"):
         row[name] = summary[name]
     return row
+
+
+def held_out_declines(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The remasking modes in which a round ended below where it began, beyond the 95% interval of
+    its start, each with a few words on it. rows: the curve `held_out`."""
+    declines = {}
+    for last in rows:
+        if last["iteration"] != rows[-1]["iteration"]:
+            continue
+        mode = last["remasking"]
+        first = next(row for row in rows if row["remasking"] == mode)
+        if last["accuracy"] < first["ci_low"]:
+            declines[mode] = (
+                f"held-out accuracy fell from {first['accuracy']:.3f} "
+                f"(95% interval from {first['ci_low']:.3f}) to {last['accuracy']:.3f}; "
+                f"{last['empty_rate']:.0%} of the responses are empty"
+            )
+    return declines
 
 
 def make_batch(
