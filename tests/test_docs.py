@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tracerl.settings.reference import params_reference
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
@@ -45,3 +47,15 @@ def test_lines_fit_120_columns_but_for_rows_of_tables(page: Path) -> None:
         if len(line) > 120 and not line.startswith("|")
     ]
     assert wide == []
+
+
+def test_the_page_of_keys_is_that_of_the_settings() -> None:
+    assert (ROOT / "docs" / "params.md").read_text() == params_reference(), (
+        "run `tracerl params > docs/params.md`"
+    )
+
+
+def test_every_key_of_a_params_file_has_a_meaning() -> None:
+    rows = [line for line in params_reference().splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    assert [row for row in rows if row.endswith("|  |")] == []

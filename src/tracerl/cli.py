@@ -394,6 +394,20 @@ def export(
 
 
 @app.command()
+def params() -> None:
+    """Print what every key of a params file means, as Markdown.
+
+    \b
+    Examples:
+      tracerl params
+      tracerl params > docs/params.md
+    """
+    from tracerl.settings.reference import params_reference
+
+    _say(params_reference().removesuffix("\n"))
+
+
+@app.command()
 def doctor(
     params: Annotated[
         Path | None,
