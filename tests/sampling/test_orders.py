@@ -21,7 +21,13 @@ from tests.tiny import (
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, Layout, attention_blocks
 from tracerl.models.transformer import predictor_positions
-from tracerl.sampling.orders import choose, dream_shares, order_logprobs, perturb
+from tracerl.sampling.orders import (
+    choose,
+    dream_shares,
+    order_logprobs,
+    perturb,
+    static_schedule,
+)
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for, uniforms
 
@@ -29,7 +35,15 @@ MODELS = {family: sharp_model(family) for family in FAMILIES}
 NOTHING = torch.zeros(1, dtype=torch.int64)
 
 
-# Dream's schedule
+# Schedules
+
+
+@pytest.mark.parametrize(
+    ("block_size", "steps", "counts"),
+    [(4, 4, [1, 1, 1, 1]), (4, 3, [2, 1, 1]), (5, 2, [3, 2]), (8, 1, [8]), (7, 4, [2, 2, 2, 1])],
+)
+def test_the_even_schedule_gives_the_remainder_to_the_first_steps(block_size, steps, counts):
+    assert static_schedule(block_size, steps) == counts
 
 
 def committed_by_dream(num_masked: int, steps: int) -> list[int]:
