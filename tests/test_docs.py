@@ -59,3 +59,11 @@ def test_every_key_of_a_params_file_has_a_meaning() -> None:
     rows = [line for line in params_reference().splitlines() if line.startswith("| `")]
     assert len(rows) > 150
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_every_file_of_the_architecture_page_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    paths = re.findall(r"`([A-Za-z0-9_/.]+\.(?:py|yaml)|[a-z_]+/)`", text)
+    assert len(paths) > 60
+    folders = (ROOT, ROOT / "src" / "tracerl")
+    assert [path for path in paths if not any((folder / path).exists() for folder in folders)] == []
