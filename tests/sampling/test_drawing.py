@@ -145,3 +145,24 @@ def test_each_world_of_guidance_has_its_own_keys(mode):
     for one, other in zip(without, refreshed, strict=True):
         assert one.response_ids.tolist() == other.response_ids.tolist()
         assert one.step_map.tolist() == other.step_map.tolist()
+
+
+@pytest.mark.parametrize(
+    ("filters", "probabilities"),
+    [
+        ({"top_p": 0.6}, [0.625, 0.375, 0.0]),  # the token that reaches the bound stays
+        ({"top_p": 0.4}, [1.0, 0.0, 0.0]),
+        ({"top_p": 0.9}, [0.5, 0.3, 0.2]),
+        ({"top_k": 2}, [0.625, 0.375, 0.0]),
+        ({"top_k": 1}, [1.0, 0.0, 0.0]),
+    ],
+)
+def test_filters_keep_the_most_likely_tokens_up_to_their_bound(filters, probabilities):
+    logits = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
+    settings = tiny_sampler(**filters)
+    found = {}
+    for number in torch.linspace(0.0, 0.999, 50, dtype=torch.float64):
+        drawn = draw(logits, number.view(1), settings)
+        found[int(drawn.tokens[0])] = float(drawn.filtered_logprobs[0].exp())
+    expected = {token: share for token, share in enumerate(probabilities) if share}
+    assert found == pytest.approx(expected)
