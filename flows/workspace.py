@@ -31,7 +31,7 @@ class Stage:
     """What a flow knows of a DVC stage; paths are relative to the project. A page need not be
     there: a folder may have none.
 
-    Example: Stage(name="rl@short", description="TraceRL round short", needs=("sft@short", "tasks"),
+    Example: Stage(name="rl@short", description="Reinforcement learning round short", needs=("sft@short", "tasks"),
     metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags:
     [...]}` of the stage in dvc.yaml.
     """
