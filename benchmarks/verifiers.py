@@ -206,10 +206,10 @@ def hostile_figures() -> None:
     )
     pool = SandboxPool("bubblewrap", limits, WORKERS)
     calls = CodeTests(
-        "call", [{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f"
+        style="call", tests=[{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f"
     )
     asserts = CodeTests(
-        "assert", [f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",)
+        style="assert", tests=[f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",)
     )
     programs = [
         (text.replace("PORT_HOST", "127.0.0.1").replace("PORT", "9"), tests)
@@ -263,7 +263,7 @@ def frame_figures() -> None:
                 except GuestEndedError as error:
                     counts[error.reason] += 1
         tests = [f"assert f({place}) == {place + 1000}" for place in range(100)]
-        task = CodeTests("assert", tests, provides=("f",), reward="fraction")
+        task = CodeTests(style="assert", tests=tests, provides=("f",), reward="fraction")
         counts.update(run_tests(pool, fuzzing_program(f"assert {seed}", ends=False), task))
     pool.close()
     frames = counts.total() - counts["skipped"]
@@ -300,8 +300,8 @@ def cost_figures() -> None:
     python = [sys.executable, "-I", "-S", "-c", ""]
     isolation = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "/bin/true"]
     pool = SandboxPool("bubblewrap", LIMITS, 0)
-    call = CodeTests("call", [{"args": [1], "expected": 1}], entry_point="f")
-    asserted = CodeTests("assert", ["assert f(1) == 1"], provides=("f",))
+    call = CodeTests(style="call", tests=[{"args": [1], "expected": 1}], entry_point="f")
+    asserted = CodeTests(style="assert", tests=["assert f(1) == 1"], provides=("f",))
     for name, run in (
         ("a Python interpreter starts and ends", lambda: subprocess.run(python, check=True)),
         ("bubblewrap starts and ends", lambda: subprocess.run(isolation, check=True)),

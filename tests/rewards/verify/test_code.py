@@ -51,9 +51,11 @@ def pool():
     pool.close()
 
 
-SQUARE = CodeTests("call", [{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f")
+SQUARE = CodeTests(
+    style="call", tests=[{"args": [x], "expected": x * x + 7} for x in (3, 10)], entry_point="f"
+)
 SQUARE_ASSERTS = CodeTests(
-    "assert", [f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",)
+    style="assert", tests=[f"assert f({x}) == {x * x + 7}" for x in (3, 10)], provides=("f",)
 )
 
 
@@ -62,10 +64,10 @@ def test_a_right_program_passes_every_style(pool):
     assert run_tests(pool, program, SQUARE) == ["passed", "passed"]
     assert run_tests(pool, program, SQUARE_ASSERTS) == ["passed", "passed"]
     script = CodeTests(
-        "stdin", [{"input": "3\n", "output": "16"}, {"input": "10", "output": "107\n"}]
+        style="stdin", tests=[{"input": "3\n", "output": "16"}, {"input": "10", "output": "107\n"}]
     )
     assert run_tests(pool, "x = int(input())\nprint(x * x + 7)", script) == ["passed", "passed"]
-    method = CodeTests("call", SQUARE.tests, entry_point="Solution.f")
+    method = CodeTests(style="call", tests=SQUARE.tests, entry_point="Solution.f")
     assert run_tests(
         pool, "class Solution:\n    def f(self, x):\n        return x * x + 7", method
     ) == ["passed", "passed"]
@@ -74,19 +76,25 @@ def test_a_right_program_passes_every_style(pool):
 def test_there_is_a_verdict_on_every_test_even_if_some_kill_the_program(pool):
     program = "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    if x == 2: raise ValueError\n    if x == 3: return 0\n    return x"
     calls = CodeTests(
-        "call", [{"args": [x], "expected": x} for x in range(5)], entry_point="f", reward="fraction"
+        style="call",
+        tests=[{"args": [x], "expected": x} for x in range(5)],
+        entry_point="f",
+        reward="fraction",
     )
     assert run_tests(pool, program, calls) == ["passed", "ended", "error", "failed", "passed"]
     asserts = CodeTests(
-        "assert", [f"assert f({x}) == {x}" for x in range(5)], provides=("f",), reward="fraction"
+        style="assert",
+        tests=[f"assert f({x}) == {x}" for x in range(5)],
+        provides=("f",),
+        reward="fraction",
     )
     assert run_tests(pool, program, asserts) == ["passed", "ended", "error", "failed", "passed"]
-    every = CodeTests("call", calls.tests, entry_point="f")
+    every = CodeTests(style="call", tests=calls.tests, entry_point="f")
     assert run_tests(pool, program, every) == ["passed", "ended", "skipped", "skipped", "skipped"]
 
 
 def test_output_is_read_up_to_a_clean_end_only(pool):
-    echo = CodeTests("stdin", [{"input": "a b\n", "output": "a b"}])
+    echo = CodeTests(style="stdin", tests=[{"input": "a b\n", "output": "a b"}])
     assert run_tests(pool, "import sys\nsys.stdout.write(sys.stdin.read())\nsys.exit()", echo) == [
         "passed"
     ]
@@ -195,7 +203,7 @@ def test_a_sandbox_killed_from_outside_is_used_again_and_never_makes_a_verdict(
     tests = {
         "call": SQUARE,
         "assert": SQUARE_ASSERTS,
-        "stdin": CodeTests("stdin", [{"input": "3\n", "output": "16"}]),
+        "stdin": CodeTests(style="stdin", tests=[{"input": "3\n", "output": "16"}]),
     }[style]
     program = (
         "x = int(input())\nprint(x * x + 7)"
@@ -255,7 +263,9 @@ def test_the_weaker_backend_judges_alike_and_says_its_name():
         assert run_tests(pool, "def f(x):\n    return x * x + 7", SQUARE) == ["passed", "passed"]
         assert run_tests(pool, "def f(x):\n    return 0", SQUARE) == ["failed", "skipped"]
         assert run_tests(
-            pool, "print(int(input()) + 1)", CodeTests("stdin", [{"input": "1\n", "output": "2"}])
+            pool,
+            "print(int(input()) + 1)",
+            CodeTests(style="stdin", tests=[{"input": "1\n", "output": "2"}]),
         ) == ["passed"]
     finally:
         pool.close()

@@ -40,12 +40,12 @@ def pool():
 
 def calls(expected, number):
     tests = [{"args": [place], "expected": expected} for place in range(number)]
-    return CodeTests("call", tests, entry_point="f", reward="fraction")
+    return CodeTests(style="call", tests=tests, entry_point="f", reward="fraction")
 
 
 def asserts(number):
     tests = [f"assert f({place}) == {place + 1000}" for place in range(number)]
-    return CodeTests("assert", tests, provides=("f",), reward="fraction")
+    return CodeTests(style="assert", tests=tests, provides=("f",), reward="fraction")
 
 
 DEEP = "b'[' * 980 + b']' * 980"
@@ -119,7 +119,7 @@ def compare(candidate):
 def loop(candidate):
     assert all(a == b for a, b in zip(map(candidate, [[2], [3]]), [[4], [9]]))
 """
-    tests = CodeTests("assert", [test], provides=("f",), setup=setup)
+    tests = CodeTests(style="assert", tests=[test], provides=("f",), setup=setup)
     assert run_tests(pool, program, tests) != ["passed"]
     assert run_tests(pool, "def f(x): return [y * y for y in sorted(x)]", tests) == ["passed"]
 

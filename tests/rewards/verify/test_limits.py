@@ -43,7 +43,9 @@ def pool():
 
 def call(pool, program, number=1):
     tests = [{"args": [place], "expected": place} for place in range(number)]
-    return run_tests(pool, program, CodeTests("call", tests, entry_point="f", reward="fraction"))
+    return run_tests(
+        pool, program, CodeTests(style="call", tests=tests, entry_point="f", reward="fraction")
+    )
 
 
 def value(pool, program):
@@ -62,15 +64,21 @@ def test_a_process_that_uses_up_its_cpu_time_is_called_timeout(pool, before):
     loop = before + "while True: pass"
     called = before + "def f(x=0):\n    while True: pass"
     assert call(pool, called) == ["timeout"]
-    assert run_tests(pool, called, CodeTests("assert", ["f()"], provides=("f",))) == ["timeout"]
-    assert run_tests(pool, loop, CodeTests("stdin", [{"input": "", "output": ""}])) == ["timeout"]
+    assert run_tests(pool, called, CodeTests(style="assert", tests=["f()"], provides=("f",))) == [
+        "timeout"
+    ]
+    assert run_tests(pool, loop, CodeTests(style="stdin", tests=[{"input": "", "output": ""}])) == [
+        "timeout"
+    ]
 
 
 def test_a_process_that_kills_itself_is_not_called_timeout(pool):
     kill = "import os\nos.kill(os.getpid(), 9)"
     called = "import os\ndef f(x): os.kill(os.getpid(), 9)"
     assert call(pool, called) == ["ended"]
-    assert run_tests(pool, kill, CodeTests("stdin", [{"input": "", "output": ""}])) == ["error"]
+    assert run_tests(pool, kill, CodeTests(style="stdin", tests=[{"input": "", "output": ""}])) == [
+        "error"
+    ]
 
 
 CHILDREN = """
@@ -139,7 +147,9 @@ def test_a_whole_program_has_a_limit_below_that_of_its_tests_together(pool, styl
         verdicts = call(pool, program, number=20)
     else:
         program = "import time\ntime.sleep(0.7)\nprint(1)"
-        tests = CodeTests("stdin", [{"input": "", "output": "1"}] * 20, reward="fraction")
+        tests = CodeTests(
+            style="stdin", tests=[{"input": "", "output": "1"}] * 20, reward="fraction"
+        )
         verdicts = run_tests(pool, program, tests)
     assert verdicts[0] == "passed"
     assert verdicts[-1] in ("timeout", "skipped")

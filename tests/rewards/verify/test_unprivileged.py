@@ -37,7 +37,7 @@ try:
     pool = SandboxPool("bubblewrap", Limits(1.0, 4.0, 512 << 20, 16, 1 << 20, 64, 1 << 16), 1)
 except TracerlError as error:
     sys.exit(f"refused: {{error}}")
-task = CodeTests("call", [{{"args": [x], "expected": x * x + 7}} for x in (3, 10)], entry_point="f")
+task = CodeTests(style="call", tests=[{{"args": [x], "expected": x * x + 7}} for x in (3, 10)], entry_point="f")
 for name in {CHOSEN!r}:
     print(name, run_tests(pool, HOSTILE[name].replace("PORT_HOST", "127.0.0.1").replace("PORT", "9"), task))
 print("right", run_tests(pool, "def f(x): return x * x + 7", task))
@@ -50,7 +50,7 @@ def f():
         except OSError:
             return n
 '''
-print("forks", run_tests(pool, forking, CodeTests("assert", ["assert f() < 16"], provides=("f",))))
+print("forks", run_tests(pool, forking, CodeTests(style="assert", tests=["assert f() < 16"], provides=("f",))))
 pool.close()
 print("left over", [pid for pid in os.listdir("/proc") if pid.isdigit() and int(pid) != os.getpid() and mine(pid)])
 """

@@ -32,7 +32,7 @@ def pool():
 def verdict(pool, program, test, setup=""):
     """The verdict on one test, whose setup imports everything that the cases need."""
     provides = ("f", "g", "Point", "Odd", "Colour", "LIMIT")
-    tests = CodeTests("assert", [test], provides=provides, setup=SETUP + setup)
+    tests = CodeTests(style="assert", tests=[test], provides=provides, setup=SETUP + setup)
     return run_tests(pool, program, tests)[0]
 
 
@@ -319,12 +319,12 @@ def test_a_tests_own_object_is_refused_as_an_argument_and_says_so(pool):
     ],
 )
 def test_a_script_runs_as_python_runs_it(pool, program, output):
-    tests = CodeTests("stdin", [{"input": "", "output": output}])
+    tests = CodeTests(style="stdin", tests=[{"input": "", "output": output}])
     assert run_tests(pool, program, tests) == ["passed"]
 
 
 def test_a_script_that_ends_with_an_error_status_is_an_error(pool):
-    tests = CodeTests("stdin", [{"input": "", "output": "1"}])
+    tests = CodeTests(style="stdin", tests=[{"input": "", "output": "1"}])
     assert run_tests(pool, "print(1)\nexit(3)", tests) == ["error"]
     assert run_tests(pool, "print(1)\nexit('wrong')", tests) == ["error"]
 

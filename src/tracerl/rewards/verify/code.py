@@ -3,10 +3,10 @@ passes.
 
 The process that holds the program never holds a test or an expected value. It gets inputs, and what
 comes back is data that this trusted side compares by type and value (`call`), or text (`stdin`), or
-that goes on to a second sandbox in which the benchmark's own test program runs against a proxy of
-the solution (`assert`). So an early exit, a patched builtin, an object that equals everything or a
-look around earns nothing: there is nothing to find, and a result that was not computed from the
-input does not fit the next one.
+that goes on to a second sandbox, the examiner, in which the benchmark's own test program runs
+against references to the solution's objects (`assert`). So an early exit, a patched builtin, an
+object that equals everything or a search for the tests earns nothing: there is nothing to find, and
+a result that was not computed from the input does not fit the next one.
 
 A test is "passed", "failed", or "error", "timeout", "output", "ended" (what the program did wrong).
 If the sandbox itself broke there is no verdict at all, which `verify` calls undecided.
@@ -33,40 +33,41 @@ from tracerl.rewards.verify.sandbox import (
 
 _MAX_PROGRAM = 200_000
 _MAX_CALLS = 100_000
+_MAX_DEPTH = 60  # of a value; `encode` nests 50 deep
+_UNORDERED = ("set", "frozenset", "dict", "Counter", "defaultdict", "OrderedDict")
 _MAX_DEATHS = 3  # of the solution, after which further tests count as failed without being tried
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CodeTests:
-    """What a code task's `spec` holds, as JSON.
-
-    style: "assert" (tests are programs that raise or not), "call" (tests are {"args", "expected"}),
-    "stdin" ({"input", "output"}).
-    provides: names the solution defines for assert tests. entry_point: what call tests call,
-    "Class.method" for a method.
-    setup: what runs before each assert test, in the tests' sandbox. prefix: what a response may
-    leave out (a completed signature).
-    reward: "all" pays 1 if every test passes, "fraction" the share of tests passed. tolerance: of
-    floats, null for exact.
-    """
+    """What a code task's `spec` holds, as JSON."""
 
     style: Literal["assert", "call", "stdin"]
+    """How the tests reach the program: test programs, calls of a function, or standard input."""
     tests: list[Any]
+    """"assert": programs that raise or not; "call": {"args", "expected"} as `encode` writes them;
+    "stdin": {"input", "output"}."""
     provides: tuple[str, ...] = ()
+    """Names that the solution defines for assert tests."""
     entry_point: str = ""
+    """What call tests call, "Class.method" for a method."""
     setup: str = ""
+    """What runs before each assert test, in the examiner."""
     prefix: str = ""
+    """What a response may leave out (a signature that it completes)."""
     reward: Literal["all", "fraction"] = "all"
+    """Pays 1 if every test passes, or the share of tests passed."""
     tolerance: float | None = None
+    """Of floats, relative and absolute; None for exact."""
     cpu_seconds: float | None = None
+    """Of each process, in place of `Limits.cpu_seconds`."""
 
 
 def code_tests(spec: str) -> CodeTests:
     """Reads a task's spec. Raises DataError if it is not one."""
     try:
-        tests = CodeTests(
-            **{**(data := json.loads(spec)), "provides": tuple(data.get("provides", ()))}
-        )
+        fields = json.loads(spec)
+        tests = CodeTests(**{**fields, "provides": tuple(fields.get("provides", ()))})
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(
             "a code task's spec cannot be read", got=spec[:200], wanted="JSON with style and tests"
@@ -113,21 +114,23 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
         "stdin": _scripts,
     }[tests.style]
     verdicts: list[str] = []
-    deaths, broken, use = 0, False, Use()
+    deaths = 0
+    broken = False
+    use = Use()
     while len(verdicts) < len(tests.tests):
         if deaths == _MAX_DEATHS:
             return [*verdicts, *["skipped"] * (len(tests.tests) - len(verdicts))]
         if use.is_over(pool.limits):
             return [*verdicts, *["timeout"] * (len(tests.tests) - len(verdicts))]
         try:
-            done = runner(pool, program, tests, tests.tests[len(verdicts) :], use)
+            following = runner(pool, program, tests, tests.tests[len(verdicts) :], use)
         except SandboxError:
             if broken:
                 raise
             broken = True
             continue
-        verdicts += done
-        deaths += done[-1] in ("ended", "timeout", "output")
+        verdicts += following
+        deaths += following[-1] in ("ended", "timeout", "output")
         if tests.reward == "all" and any(verdict != "passed" for verdict in verdicts):
             return [*verdicts, *["skipped"] * (len(tests.tests) - len(verdicts))]
     return verdicts
@@ -189,27 +192,19 @@ def _calls(
     with pool.sandbox(job, tests.cpu_seconds, use) as solution:
         if (problem := _load(solution)) is not None:
             return [problem] * len(remaining)
+        request = {"call": tests.entry_point, "new": "." in tests.entry_point}
         for test in remaining:
             try:
-                solution.send(
-                    {
-                        "call": tests.entry_point,
-                        "new": "." in tests.entry_point,
-                        "args": test["args"],
-                    },
-                    wall,
-                )
+                solution.send({**request, "args": test["args"]}, wall)
                 reply = solution.receive(wall)
             except GuestEndedError as error:
                 return [*verdicts, error.reason]
             if not isinstance(reply, dict) or set(reply) != {"value"}:
                 verdicts.append("error")
+            elif same_value(test["expected"], reply["value"], tests.tolerance):
+                verdicts.append("passed")
             else:
-                verdicts.append(
-                    "passed"
-                    if same_value(test["expected"], reply["value"], tests.tolerance)
-                    else "failed"
-                )
+                verdicts.append("failed")
             if tests.reward == "all" and verdicts[-1] != "passed":
                 return verdicts
     return verdicts
@@ -228,59 +223,52 @@ def _scripts(
         return [error.reason]
     if status != 0:
         return ["timeout" if status in CPU_LIMIT_STATUS else "error"]
-    return [
-        "passed"
-        if same_output(test["output"], output.decode("utf-8", "replace"), tests.tolerance)
-        else "failed"
-    ]
+    text = output.decode("utf-8", "replace")
+    return ["passed" if same_output(test["output"], text, tests.tolerance) else "failed"]
 
 
 def _load(solution: Sandbox) -> str | None:
+    """What went wrong while the program was loaded, None if nothing did."""
     try:
-        return (
-            None if solution.receive(solution.limits.wall_seconds) == {"loaded": True} else "error"
-        )
+        reply = solution.receive(solution.limits.wall_seconds)
+        return None if reply == {"loaded": True} else "error"
     except GuestEndedError as error:
         return error.reason
 
 
-def same_value(expected: Any, given: Any, tolerance: float | None, depth: int = 0) -> bool:
+def same_value(expected: Any, answer: Any, tolerance: float | None, depth: int = 0) -> bool:
     """Whether two encoded values are equal in type and value.
 
     A list and a tuple are alike (JSON has no tuples); a whole number may stand for a float, never a
     bool for a number; NaN equals nothing. Sets and dicts are compared by their sorted encodings, so
     that hostile keys cannot make hashing slow.
     """
-    if depth > 60:
+    if depth > _MAX_DEPTH:
         return False
-    ours, theirs = _number(expected), _number(given)
-    if ours is not None or theirs is not None:
-        return ours is not None and theirs is not None and _same_number(ours, theirs, tolerance)
-    first, second = _items(expected), _items(given)
-    if first is not None or second is not None:
-        return (
-            first is not None
-            and second is not None
-            and len(first) == len(second)
-            and all(
-                same_value(a, b, tolerance, depth + 1) for a, b in zip(first, second, strict=True)
-            )
-        )
-    if isinstance(expected, dict) and isinstance(given, dict) and len(expected) == len(given) == 1:
-        (tag, inner), (other, found) = *expected.items(), *given.items()
-        if (
-            tag == other
-            and tag in ("set", "frozenset", "dict", "Counter", "defaultdict", "OrderedDict")
-            and isinstance(found, list)
-        ):
-            if len(inner) != len(found):
-                return False
-            return all(
-                same_value(a, b, tolerance, depth + 1)
-                for a, b in zip(_ordered(inner), _ordered(found), strict=True)
-            )
-        return tag == other and tag not in ("handle", "callback") and inner == found
-    return type(expected) is type(given) and expected == given
+    numbers = _number(expected), _number(answer)
+    if numbers != (None, None):
+        return None not in numbers and _same_number(*numbers, tolerance)  # type: ignore[arg-type]
+    sequences = _items(expected), _items(answer)
+    if sequences != (None, None):
+        return _same_items(*sequences, tolerance, depth + 1)
+    if not (isinstance(expected, dict) and isinstance(answer, dict)):
+        return type(expected) is type(answer) and expected == answer
+    if list(expected) != list(answer) or len(expected) != 1:
+        return False
+    (tag,) = expected
+    if tag in _UNORDERED and isinstance(answer[tag], list):
+        pairs = _ordered(expected[tag]), _ordered(answer[tag])
+        return _same_items(*pairs, tolerance, depth + 1)
+    return tag not in ("handle", "callback") and bool(expected[tag] == answer[tag])
+
+
+def _same_items(
+    expected: list[Any] | None, answer: list[Any] | None, tolerance: float | None, depth: int
+) -> bool:
+    if expected is None or answer is None or len(expected) != len(answer):
+        return False
+    pairs = zip(expected, answer, strict=True)
+    return all(same_value(first, second, tolerance, depth) for first, second in pairs)
 
 
 def _ordered(items: list[Any]) -> list[Any]:
@@ -311,45 +299,47 @@ def _number(data: Any) -> int | float | None:
     return None
 
 
-def _same_number(expected: int | float, given: int | float, tolerance: float | None) -> bool:
-    if isinstance(expected, int) and isinstance(given, float) and tolerance is None:
+def _same_number(expected: int | float, answer: int | float, tolerance: float | None) -> bool:
+    if isinstance(expected, int) and isinstance(answer, float) and tolerance is None:
         return False
-    if expected == given:
+    if expected == answer:
         return True
-    if tolerance is None or (isinstance(expected, int) and isinstance(given, int)):
+    if tolerance is None or (isinstance(expected, int) and isinstance(answer, int)):
         return False
     try:
-        return math.isclose(expected, given, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(expected, answer, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:
         return False
 
 
-def same_output(expected: str, given: str, tolerance: float | None) -> bool:
+def same_output(expected: str, output: str, tolerance: float | None) -> bool:
     """Lines must agree after trailing space is stripped, and trailing empty lines; with a
     tolerance, word by word, numbers within it."""
-    ours, theirs = (
-        [line.rstrip() for line in text.rstrip().splitlines()] for text in (expected, given)
-    )
-    if ours == theirs:
+    lines = _lines(expected), _lines(output)
+    if lines[0] == lines[1]:
         return True
-    if tolerance is None or len(ours) != len(theirs):
+    if tolerance is None or len(lines[0]) != len(lines[1]):
         return False
-    return all(
-        _same_words(a.split(), b.split(), tolerance) for a, b in zip(ours, theirs, strict=True)
-    )
+    pairs = zip(*lines, strict=True)
+    return all(_same_words(first.split(), second.split(), tolerance) for first, second in pairs)
 
 
-def _same_words(expected: list[str], given: list[str], tolerance: float) -> bool:
-    return len(expected) == len(given) and all(
-        a == b or _close_words(a, b, tolerance) for a, b in zip(expected, given, strict=True)
-    )
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def _close_words(expected: str, given: str, tolerance: float) -> bool:
+def _same_words(expected: list[str], words: list[str], tolerance: float) -> bool:
+    if len(expected) != len(words):
+        return False
+    pairs = zip(expected, words, strict=True)
+    return all(first == second or _close_words(first, second, tolerance) for first, second in pairs)
+
+
+def _close_words(expected: str, word: str, tolerance: float) -> bool:
     plain = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
-    if not (plain.fullmatch(expected) and plain.fullmatch(given)):
+    if not (plain.fullmatch(expected) and plain.fullmatch(word)):
         return False
-    return math.isclose(float(expected), float(given), rel_tol=tolerance, abs_tol=tolerance)
+    return math.isclose(float(expected), float(word), rel_tol=tolerance, abs_tol=tolerance)
 
 
 def _fenced(text: str) -> list[str]:
