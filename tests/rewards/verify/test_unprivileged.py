@@ -34,7 +34,11 @@ from tracerl.rewards.verify.code import CodeTests, run_tests
 from tracerl.rewards.verify.sandbox import Limits, SandboxPool
 
 try:
-    pool = SandboxPool("bubblewrap", Limits(1.0, 4.0, 512 << 20, 16, 1 << 20, 64, 1 << 16), 1)
+    limits = Limits(
+        cpu_seconds=1.0, wall_seconds=4.0, memory=512 << 20, processes=16,
+        file_size=1 << 20, files=64, output=1 << 16,
+    )
+    pool = SandboxPool("bubblewrap", limits, 1)
 except TracerlError as error:
     sys.exit(f"refused: {{error}}")
 task = CodeTests(style="call", tests=[{{"args": [x], "expected": x * x + 7}} for x in (3, 10)], entry_point="f")

@@ -4,7 +4,7 @@ decides for itself what it equals."""
 import pytest
 
 from tracerl.rewards.verify.code import CodeTests, run_tests
-from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
+from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, Use, check_backend
 
 LIMITS = Limits(
     cpu_seconds=2.0,
@@ -158,6 +158,11 @@ def f(x):
 def test_objects_of_the_programs_own_classes_behave_as_in_plain_python(pool, test):
     assert verdict(pool, POINT, test) == "passed"
     exec(POINT + SETUP + test, {"__name__": "plain"})
+
+
+def test_a_setup_may_use_what_the_program_provides_and_hold_stubs_of_it(pool):
+    setup = "def f(x): pass\nstart = Point(3, 4)\nstart.x = LIMIT[0]\n"
+    assert verdict(pool, POINT, "assert start == Point(1, 4) and f(5).x == 5", setup) == "passed"
 
 
 ANYTHING = """
@@ -356,6 +361,15 @@ def test_nothing_of_one_examination_is_left_for_the_next(pool):
         assert verdict(pool, program, "assert f() == 1", LEAVING) == "passed"
         assert verdict(pool, program, "assert f() == 1", LOOKING) == "passed"
         assert pool._examiners.qsize() == 1, "one examiner did all of it"
+
+
+def test_what_an_examiner_used_for_one_program_does_not_count_for_the_next(pool):
+    for _ in range(3):
+        assert verdict(pool, "def f(): return 1", "assert f() == 1") == "passed"
+        with pool.examiner() as examiner:
+            assert examiner.use == Use()
+            examiner.use.cpu_seconds = 1e6
+            examiner.is_idle = True
 
 
 def test_a_program_that_ends_its_examination_does_not_touch_the_next(pool):

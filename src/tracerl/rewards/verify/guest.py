@@ -781,12 +781,14 @@ def run_tests(job, channel):
 
 
 def verdict_on(setup, text, described):
-    world = {"__name__": "tests", "__builtins__": __builtins__}
+    provided = {}
+    for name, data in described.items():
+        if data:
+            provided[name] = decode(data["value"]) if "value" in data else object_of(data[HANDLE])
+    world = {"__name__": "tests", "__builtins__": __builtins__, **provided}
     try:
         exec(setup, world)
-        for name, data in described.items():  # the setup may hold a stub of the same name
-            if data:
-                world[name] = decode(data["value"]) if "value" in data else object_of(data[HANDLE])
+        world.update(provided)  # the setup may hold a stub of the same name
         exec(compile(text, "test.py", "exec"), world)
     except AssertionError:
         return "failed"

@@ -88,7 +88,7 @@ class GuestEndedError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """Of one program."""
 
@@ -111,7 +111,7 @@ class Limits:
     """Bytes of what a test says: a frame, or a script's standard output."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Use:
     """What one program has used so far, in all its sandboxes."""
 
@@ -139,7 +139,8 @@ class Sandbox:
     def __init__(
         self, backend: str, uid: int | None, limits: Limits, packages: tuple[str, ...] = ()
     ) -> None:
-        self.backend, self.limits = backend, limits
+        self.backend = backend
+        self.limits = limits
         self._folder = tempfile.mkdtemp(prefix="tracerl-") if backend == "unconfined" else None
         self._init: int | None = None
         reading, writing = os.pipe()
@@ -189,10 +190,14 @@ class Sandbox:
             if self.receive(_START_SECONDS) != {"ready": True}:
                 raise GuestEndedError("ended")
             if self.backend == "bubblewrap":
-                self._init = os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+                self._init = self._first_process()
             self.send({**job, "limits": asdict(self.limits)}, _START_SECONDS)
         except (GuestEndedError, ValueError, OSError) as error:
             raise SandboxError("a sandbox did not start", where=self.backend, got=error) from error
+
+    def _first_process(self) -> int:
+        """A handle on the first process of the namespace, whose end ends all others."""
+        return os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
 
     def send(self, message: Any, seconds: float) -> None:
         """One frame. Raises GuestEndedError if the guest does not take it in time."""
@@ -248,7 +253,8 @@ class Sandbox:
         return b"".join(parts), CPU_LIMIT_STATUS[0] if self._ran_out_of_time() else status
 
     def forget_use(self) -> None:
-        """Counts CPU time from here."""
+        """Counts CPU time and waiting from here."""
+        self.use = Use()
         self._cpu_of.clear()
         self._cpu_before = sum(process.total_seconds for process in processes(self._process.pid))
         self._cpu_counted = 0.0
@@ -256,15 +262,9 @@ class Sandbox:
     def close(self) -> None:
         """Kills everything inside and waits until it is gone. Leaves no file."""
         if self.backend == "bubblewrap" and self._init is None:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # it may have died before it said who it is
-                ready = select.select([self._info], [], [], 5.0)[0]
-                self._init = (
-                    os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
-                    if ready
-                    else None
-                )
+            with contextlib.suppress(OSError, ValueError):  # it may not have said who it is
+                if select.select([self._info], [], [], 5.0)[0]:
+                    self._init = self._first_process()
         if self._init is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._init, signal.SIGKILL)
@@ -414,12 +414,10 @@ class SandboxPool:
         self, backend: str, limits: Limits, num_warm: int, packages: tuple[str, ...] = ()
     ) -> None:
         check_backend(backend)
-        self.backend, self.limits, self._num_warm, self._packages = (
-            backend,
-            limits,
-            num_warm,
-            packages,
-        )
+        self.backend = backend
+        self.limits = limits
+        self._num_warm = num_warm
+        self._packages = packages
         self._warm: queue.SimpleQueue[Future[Sandbox]] = queue.SimpleQueue()
         self._examiners: queue.SimpleQueue[Examiner] = queue.SimpleQueue()
         self._starter = ThreadPoolExecutor(1, "sandboxes")
@@ -434,24 +432,21 @@ class SandboxPool:
         use: what the program has used in other sandboxes, to which this one's is added.
         """
         for attempt in range(2):
-            one = self._take()
+            sandbox = self._take()
             try:
-                one.limits = (
-                    one.limits
-                    if cpu_seconds is None
-                    else replace(one.limits, cpu_seconds=cpu_seconds)
-                )
-                one.begin(job)
-                one.use = use or Use()
+                if cpu_seconds is not None:
+                    sandbox.limits = replace(sandbox.limits, cpu_seconds=cpu_seconds)
+                sandbox.begin(job)
+                sandbox.use = use or Use()
                 break
             except SandboxError:
-                one.close()
+                sandbox.close()
                 if attempt:
                     raise
         try:
-            yield one
+            yield sandbox
         finally:
-            one.close()
+            sandbox.close()
 
     @contextlib.contextmanager
     def examiner(self) -> Iterator[Examiner]:
@@ -522,7 +517,7 @@ def _is_deeper_than(data: Any, depth: int) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Process:
     """A process as the kernel shows it."""
 
@@ -551,7 +546,7 @@ class Process:
 def processes(pid: int) -> list[Process]:
     """A process and its descendants, as far as they are there."""
     tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    found: list[Process] = []
+    running: list[Process] = []
     waiting = [pid]
     while waiting:
         current = waiting.pop()
@@ -563,9 +558,16 @@ def processes(pid: int) -> list[Process]:
             continue
         times = [int(ticks) / tick for ticks in facts[11:15]]
         memory = int(facts[21]) * page
-        process = Process(current, facts[19], facts[0], times[0] + times[1], sum(times), memory)
-        found.append(process)
-    return found
+        process = Process(
+            pid=current,
+            start=facts[19],
+            state=facts[0],
+            cpu_seconds=times[0] + times[1],
+            total_seconds=sum(times),
+            memory=memory,
+        )
+        running.append(process)
+    return running
 
 
 @functools.cache
@@ -615,7 +617,15 @@ def check_backend(backend: str) -> str:
     version = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    limits = Limits(5.0, 30.0, 2**29, 16, 2**20, 64, 2**16)
+    limits = Limits(
+        cpu_seconds=5.0,
+        wall_seconds=30.0,
+        memory=2**29,
+        processes=16,
+        file_size=2**20,
+        files=64,
+        output=2**16,
+    )
     uid = _FIRST_UID if os.getuid() == 0 else None
     trial = Sandbox("bubblewrap", uid, limits)
     try:

@@ -173,19 +173,21 @@ class _Judges:
 
     def pool(self, packages: tuple[str, ...] = ()) -> SandboxPool:
         """The sandboxes that see these packages."""
-        one = self.settings
+        settings = self.settings
         limits = Limits(
-            one.code_cpu_seconds,
-            one.code_idle_seconds,
-            one.memory_mib << 20,
-            one.processes,
-            one.file_kib << 10,
-            one.open_files,
-            one.output_kib << 10,
+            cpu_seconds=settings.code_cpu_seconds,
+            wall_seconds=settings.code_idle_seconds,
+            memory=settings.memory_mib << 20,
+            processes=settings.processes,
+            file_size=settings.file_kib << 10,
+            files=settings.open_files,
+            output=settings.output_kib << 10,
         )
         with self._lock:
             if packages not in self._pools:
-                self._pools[packages] = SandboxPool(one.sandbox, limits, one.num_workers, packages)
+                self._pools[packages] = SandboxPool(
+                    settings.sandbox, limits, settings.num_workers, packages
+                )
             return self._pools[packages]
 
     @property
