@@ -9,6 +9,7 @@ from typing import Any
 
 from stages import judging
 from stages.runtime import entry, paths
+from stages.runtime.machine import library_versions
 from stages.runtime.meters import measure, write_measured
 from stages.runtime.progress import progress
 from stages.runtime.scratch import open_workspace
@@ -52,6 +53,9 @@ def main(name: str) -> None:
                 for mode, sampler in plan.modes.items()
             },
             "seed": params.seed,
+            "threads": params.threads,
+            "vectors": params.compute.vectors,
+            "libraries": library_versions(),
             "policy_hash": plan.policy_hash,
             "truncated_is_wrong": params.truncated_is_wrong,
             "chat_template": tokenizer.template,

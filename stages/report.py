@@ -4,13 +4,12 @@ trace viewer reports/traces.html.
 Example: python -m stages.report
 """
 
-import subprocess
-
 import duckdb
 
 from stages.runtime import entry, paths
 from stages.runtime.code import check_code
 from stages.runtime.fingerprint import check_unchanged, take_fingerprint
+from stages.runtime.machine import library_versions
 from stages.runtime.params import read_params
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import load_tokenizer
@@ -23,11 +22,16 @@ from tracerl.store.catalog import answer, connect
 def main() -> None:
     params = read_params("report")
     check_code("report")
-    fingerprint = take_fingerprint("report", [paths.PARAMS])
+    fingerprint = take_fingerprint("report", [paths.PARAMS, paths.CODE])
+    software = {
+        "vectors": params.compute.vectors,
+        "threads": str(params.threads),
+        **library_versions(),
+    }
     rows = summary_rows(paths.REPORTS / "metrics" / "evaluate", params.evaluate)
     tokenizer = load_tokenizer(paths.CHECKPOINTS / "base", None)
     connection = connect(paths.ROOT)
-    page = render_report(params, rows, paths.ROOT, connection, tokenizer, _commit())
+    page = render_report(params, rows, paths.ROOT, connection, tokenizer, software)
     responses = [
         one
         for name in params.rl
@@ -54,14 +58,6 @@ def _before_and_after(
     if not answer(connection, f"SELECT 1 FROM rollouts WHERE {held_out} LIMIT 1").num_rows:
         return []
     return chosen_responses(connection, last, f"{held_out} AND iteration = 0", count)
-
-
-def _commit() -> str:
-    """The commit that is checked out; "" outside of git."""
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=paths.ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 if __name__ == "__main__":

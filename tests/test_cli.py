@@ -203,7 +203,10 @@ def test_the_summary_is_the_table_and_the_place_of_the_report(run_folder, capsys
         len(HEADINGS),
     ]
     assert sum("rl@short" in line and "mixed" in line for line in out.splitlines()) == 2
-    assert out.splitlines()[-1] == f"Report: {run_folder / 'reports' / 'report.html'}"
+    assert out.splitlines()[-2:] == [
+        f"Report: {run_folder / 'reports' / 'report.html'}",
+        "There is no committed run to compare with.",
+    ]
 
 
 def test_the_markdown_summary_has_one_line_per_row(run_folder, capsys):

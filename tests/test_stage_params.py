@@ -23,7 +23,7 @@ COMPUTED = {"base", "traces", "sft", "rl", "evaluate"}
 READERS = {
     "seed": {"tasks", "report"} | COMPUTED,
     "threads": {"report"} | COMPUTED,
-    "compute": COMPUTED,
+    "compute": {"report"} | COMPUTED,
     "truncated_is_wrong": JUDGED,
     "verification": JUDGED,
     "launch": set[str](),

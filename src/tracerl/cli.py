@@ -346,13 +346,14 @@ def summary(
         bool, typer.Option("--markdown", help="The table alone, as it stands in the README.")
     ] = False,
 ) -> None:
-    """Print the result table and where the report is.
+    """Print the result table, where the report is, and whether the run equals the committed one.
 
     \b
     Examples:
       tracerl summary
       tracerl summary --markdown
     """
+    from tracerl.reporting.committed import compare_with_commit, describe
     from tracerl.reporting.summary import HEADINGS, markdown_table, read_summary, row_cells
 
     reports = root / "reports"
@@ -365,6 +366,7 @@ def summary(
         table.add_row(*row_cells(row))
     console().print(table)
     _say(f"Report: {reports / 'report.html'}")
+    _say(describe(compare_with_commit(root)))
 
 
 @app.command()

@@ -49,6 +49,11 @@ def pin_vectors(vectors: str) -> None:
         )
 
 
+def library_versions() -> dict[str, str]:
+    """Public versions of the libraries that compute and store results, without the build (+cpu)."""
+    return {name: version(name).partition("+")[0] for name in LIBRARIES}
+
+
 def machine_record() -> dict[str, Any]:
     """CPU, system, threads, the vector width in use, and versions of Python and the libraries."""
     import torch
@@ -57,7 +62,8 @@ def machine_record() -> dict[str, Any]:
         "cpu": _cpu_fields().get("model name", platform.processor()),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "libraries": {name: version(name) for name in LIBRARIES},
+        "torch_build": version("torch"),
+        "libraries": library_versions(),
         "threads": torch.get_num_threads(),
         "vectors": torch.backends.cpu.get_cpu_capability().lower(),
     }

@@ -30,7 +30,17 @@ SECTIONS = {
     "rl": (*_JUDGED, "rl"),
     "evaluate": (*_JUDGED, "evaluation", "evaluate"),
     "validate": ("validation",),
-    "report": ("seed", "threads", "base", "sft", "rl", "evaluation", "evaluate", "report"),
+    "report": (
+        "seed",
+        "threads",
+        "compute",
+        "base",
+        "sft",
+        "rl",
+        "evaluation",
+        "evaluate",
+        "report",
+    ),
 }
 ROUNDS = ("sft", "rl", "evaluate")
 

@@ -3,12 +3,12 @@ and a few trajectories.
 
 It needs nothing but itself: no script, no font, no picture and no address (its links lead to pages
 beside it), and its content security policy holds browsers to that. It is a function of what the
-stages wrote and of the commit, without times or machine names, so that writing it twice gives the
+stages wrote and of the code, without times or machine names, so that writing it twice gives the
 same bytes.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -73,7 +73,7 @@ def render_report(
     root: Path,
     connection: duckdb.DuckDBPyConnection,
     tokenizer: Tokenizer,
-    commit: str,
+    software: Mapping[str, str],
 ) -> str:
     """The report as HTML, from the result table's `rows`, the curves and metrics below
     `root`/reports, and the rollouts.
@@ -119,7 +119,7 @@ def render_report(
         ],
         won_lost=won_lost_charts(connection, params),
         validation=validation_results(reports / "validation"),
-        provenance=provenance(root, connection, commit),
+        provenance=provenance(root, connection, software),
         stages=[
             Stage(name, init, _figures(reports / "metrics" / f"{name}.json"))
             for name, init in _stages(params).items()

@@ -1,6 +1,8 @@
 """Figures of the report that come from the response rows by SQL: unmasking order, pass rates of
 groups, problems won and lost."""
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,17 +152,21 @@ def _comparisons(params: Params) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made the report. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy
+    """What made the report. code_hash: of the lists of all stages' code. software: (name, version or
+    setting) of what computed it, which the promise of equal bits names. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy
     hash). params: the whole file."""
 
-    commit: str
+    code_hash: str
+    software: list[tuple[str, str]]
     params: str
     params_hash: str
     data: list[tuple[str, str]]
     checkpoints: list[tuple[str, str]]
 
 
-def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -> Provenance:
+def provenance(
+    root: Path, connection: duckdb.DuckDBPyConnection, software: Mapping[str, str]
+) -> Provenance:
     """Hashes of everything the numbers depend on, from the files themselves."""
     text = (root / PARAMS_COPY).read_text()
     manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
@@ -174,7 +180,16 @@ def provenance(root: Path, connection: duckdb.DuckDBPyConnection, commit: str) -
         "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL",
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
-    return Provenance(commit, text, file_sha256(root / PARAMS_COPY), data, checkpoints)
+    lists = sorted((root / "data" / "code").glob("*.txt"))
+    code = "".join(f"{path.name} {file_sha256(path)}\n" for path in lists)
+    return Provenance(
+        code_hash=hashlib.sha256(code.encode()).hexdigest(),
+        software=list(software.items()),
+        params=text,
+        params_hash=file_sha256(root / PARAMS_COPY),
+        data=data,
+        checkpoints=checkpoints,
+    )
 
 
 def validation_results(directory: Path) -> list[dict[str, Any]]:
