@@ -24,7 +24,10 @@ from pathlib import Path
 
 from tracerl.evaluation.benchmarks import BENCHMARKS, read_benchmark, read_rows
 from tracerl.rewards.verify.code import code_tests, run_tests
+from tracerl.rewards.verify.math import extract_answer
+from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.sandbox import Limits, SandboxPool
+from tracerl.rewards.verify.spelling import clean
 from tracerl.rewards.verify.workers import MathWorkers
 from tracerl.types import Task
 
@@ -137,6 +140,47 @@ def broken(task: Task) -> str:
         for name in json.loads(task.spec)["provides"]
     )
     return task.solution + spoiled
+
+
+NUM_NEIGHBOURS = 20
+
+
+def gold_figures(published: Path) -> None:
+    """Every known answer of MATH-500, GSM8K and AIME (0 to 999) against all its writings, and
+    against 20 wrong answers near it."""
+    from tests.rewards.verify.writings import layouts, neighbours, number_writings
+
+    sets = {"AIME, 0 to 999": [str(i) for i in range(1000)]}
+    for name, file in (("MATH-500", "math500_full.jsonl"), ("GSM8K", "gsm8k_test.jsonl")):
+        if (published / file).is_file():
+            rows = read_rows(published / file)
+            sets[name] = [
+                extract_answer(f"#### {row['answer'].split('####')[-1]}") or "" for row in rows
+            ]
+        else:
+            print(f"left out: {name} (no {published / file})")
+    workers = MathWorkers(WORKERS, 3.0)
+    for name, golds in sets.items():
+        same, near = [], []
+        for gold in golds:
+            value = number(clean(gold))
+            texts = layouts(gold) + ([] if value is None else number_writings(value))
+            same += [(gold, text) for text in dict.fromkeys(texts)]
+            near += [(gold, text) for text in neighbours(gold, NUM_NEIGHBOURS)]
+        verdicts: list[str] = []
+        with ThreadPoolExecutor(8) as threads:
+            decided = threads.map(lambda pair: workers.equivalent(*pair), [*same, *near])
+            timed(f"golds, {name}", len(same) + len(near), lambda: verdicts.extend(decided))  # noqa: B023
+        equal, others = verdicts[: len(same)], verdicts[len(same) :]
+        demand(
+            set(equal) == {"equal"},
+            f"{len(golds)} golds of {name}: {len(same)} writings equal them",
+        )
+        demand(
+            "equal" not in others,
+            f"{len(near)} wrong neighbours, {others.count('undecided')} undecided, none paid",
+        )
+    workers.close()
 
 
 def code_figures(published: Path) -> None:
@@ -514,12 +558,13 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        choices=["math", "code", "cost", "hostile", "frames", "killed", "evaluation"],
+        choices=["math", "golds", "code", "cost", "hostile", "frames", "killed", "evaluation"],
         help="one part",
     )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "math": lambda: math_figures(arguments.published),
+        "golds": lambda: gold_figures(arguments.published),
         "code": lambda: code_figures(arguments.published),
         "cost": cost_figures,
         "hostile": hostile_figures,

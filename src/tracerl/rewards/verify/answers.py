@@ -45,6 +45,9 @@ from tracerl.rewards.verify.units import Unit
 _MAX_COMPARISONS = 400
 _APPROXIMATION = Fraction(1, 100)  # how far the two sides of `\\approx` may be apart, relatively
 
+# Most answers: no spelling, no reading.
+_PLAIN_NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?", re.ASCII)
+
 
 class NeedsAlgebraError(Exception):
     """The verdict depends on expressions that are no plain numbers."""
@@ -76,6 +79,8 @@ def compare_answers(gold: str, answer: str, algebra: Algebra | None) -> Equivale
     memory; without one NeedsAlgebraError is raised where it would be asked."""
     if max(len(gold), len(answer)) > 4 * MAX_ANSWER:
         return "equal" if gold == answer else "undecided"
+    if _PLAIN_NUMBER.fullmatch(gold) and _PLAIN_NUMBER.fullmatch(answer):
+        return _verdict(Fraction(gold) == Fraction(answer))
     ours, theirs = clean(gold), clean(answer)
     if ours == theirs:
         return "equal"
@@ -83,6 +88,9 @@ def compare_answers(gold: str, answer: str, algebra: Algebra | None) -> Equivale
         return "different"
     if max(len(ours), len(theirs)) > MAX_ANSWER:
         return "undecided"
+    first, second = number(ours), number(theirs)
+    if first is not None and second is not None:
+        return _verdict(first == second)
     choice = _same_choice(ours, theirs)
     if choice is not None:
         return choice
