@@ -17,6 +17,7 @@ from tests.published import PUBLISHED, published
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import (
     BENCHMARKS,
+    BOXED,
     DoesNotFitError,
     read_benchmark,
     read_rows,
@@ -38,6 +39,8 @@ SAMPLES = Path(__file__).parents[1] / "fixtures" / "benchmarks"
 EXPECTED = {
     "math500": (1, []),
     "aime24": (2, ["an AIME answer is a whole number"]),
+    "aime25": (2, ["an AIME answer is a whole number"]),
+    "aime26": (2, ["an AIME answer is a whole number"]),
     "gsm8k": (1, ["no #### answer"]),
     "livecodebench-v2": (2, ["more than a string", "outside release_v2", "cut off"]),
     "livebench": (
@@ -63,6 +66,8 @@ EXPECTED = {
     ),
 }
 FILES = {
+    "aime25": "aime24.jsonl",
+    "aime26": "aime24.jsonl",
     "gsm8k-train": "gsm8k.jsonl",
     "mbpp-all": "mbpp.jsonl",
     "livecodebench-v2": "livecodebench.jsonl",
@@ -330,8 +335,65 @@ def test_every_set_says_where_it_is_published_and_under_what_terms():
         assert benchmark.licence
         assert "{problem}" in benchmark.template
         assert benchmark.metric == "accuracy"
-        assert benchmark.num_samples == (20 if benchmark.name == "aime24" else 3)
+        assert benchmark.num_samples == (20 if benchmark.name.startswith("aime") else 3)
         assert benchmark.hub or benchmark.name in ("sudoku", "countdown")
+
+
+ASKED = BOXED.removeprefix("{problem}").format()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"problem": "Find 7.", "answer": 7},
+        {"question": "Find 7.", "answer": "007"},
+        {"prompt": "Find 7.", "answer": "7"},
+        {"prompt": "Find 7." + ASKED, "answer": "7"},
+        {"prompt": [{"role": "user", "content": "Find 7." + ASKED}], "answer": "7"},
+        {"Problem": "Find 7.", "Solution": "It is $\\boxed{7}$."},
+        {"problem": "Find 7.", "solution": "It is $\\boxed{7}$.", "answer": None},
+        {"problem": "Find 7.", "final_answer": "7"},
+        {"problem": "Find 7.", "expected_answer": "7"},
+    ],
+)
+@pytest.mark.parametrize("name", ["aime24", "aime25", "aime26"])
+def test_aime_is_read_under_the_common_names_of_columns(name, row):
+    tasks, refused = read_benchmark(BENCHMARKS[name], [row])
+    assert refused == []
+    assert [(task.prompt, task.answer) for task in tasks] == [("Find 7." + ASKED, "7")]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "Put your answer in \\boxed{}.",
+        "Put your final answer within \\boxed{...}.",
+        "Return your final answer within \\boxed{answer}",
+    ],
+)
+def test_an_instruction_that_a_file_carries_is_not_added_twice(end):
+    row = {"prompt": f"Find 7. {end}", "answer": "7"}
+    assert read_benchmark(BENCHMARKS["math500"], [row])[0][0].prompt == row["prompt"]
+
+
+def test_a_box_in_a_problem_is_no_instruction():
+    row = {"problem": "Fill in: $3 + \\boxed{\\phantom{4}} = 7$.", "answer": "4"}
+    assert read_benchmark(BENCHMARKS["math500"], [row])[0][0].prompt == row["problem"] + ASKED
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"text": "Find 7.", "answer": "7"}, "no column problem or question or prompt"),
+        ({"problem": "Find 7.", "label": "7"}, "no column answer or final_answer"),
+        ({"problem": "Find 7.", "label": "7"}, "the row has problem, label"),
+    ],
+)
+def test_a_row_without_a_column_says_which_were_looked_for(tmp_path, row, words):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(DataError, match=words):
+        add_data("math500", str(path), tmp_path)
 
 
 def test_humaneval_comes_from_its_package(tmp_path):

@@ -17,7 +17,7 @@ import re
 import sys
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,9 @@ def read_benchmark(
             tasks[task.task_id] = task
         except DoesNotFitError as error:
             refused.append({"row": str(number), "reason": str(error)})
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        except KeyError as error:
+            refused.append({"row": str(number), "reason": _no_column([str(error.args[0])], row)})
+        except (ValueError, TypeError, AttributeError, IndexError) as error:
             refused.append(
                 {
                     "row": str(number),
@@ -108,7 +110,9 @@ def _task(benchmark: Benchmark, row: Mapping[str, Any]) -> Task:
     problem = fields.pop("problem").strip()
     if not problem or not (fields["answer"] or fields["spec"]):
         raise DoesNotFitError("no problem, or nothing to judge an answer by")
-    prompt = benchmark.template.format(problem=problem)
+    prompt = problem
+    if not _carries_instruction(problem, benchmark.template):
+        prompt = benchmark.template.format(problem=problem)
     own = fields.pop("id", None) or f"{key_for(0, prompt):016x}"
     return Task(
         task_id=f"{benchmark.name}/{own}",
@@ -117,6 +121,23 @@ def _task(benchmark: Benchmark, row: Mapping[str, Any]) -> Task:
         prompt=prompt,
         **fields,
     )
+
+
+_ASKS_FOR_A_BOX = re.compile(r"answer[^.\n]{0,80}\\boxed\s*\{?[^{}]{0,20}\}?[^{}]{0,40}$")
+
+
+def _carries_instruction(problem: str, template: str) -> bool:
+    """Whether a published problem already ends with the template's instruction, or with another one
+    that asks for a box."""
+    instruction = template.rpartition("{problem}")[2].format().strip()
+    if not instruction:
+        return False
+    asks_for_a_box = "\\boxed" in instruction and _ASKS_FOR_A_BOX.search(problem)
+    return problem.endswith(instruction) or bool(asks_for_a_box)
+
+
+def _no_column(names: Sequence[str], row: Mapping[str, Any]) -> str:
+    return f"no column {' or '.join(names)}; the row has {', '.join(map(str, row))}"[:200]
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -226,23 +247,46 @@ def _level(value: Any) -> int:
     return int(digits[0]) if digits else 1
 
 
-def _math(row: Mapping[str, Any]) -> dict[str, Any]:
-    """MATH500, AIME, OpenR1-Math and their like: problem, answer and perhaps solution, in whatever
-    case the columns are written."""
+# Names under which a mathematical set holds its columns, in any case.
+_PROBLEM = ("problem", "question", "prompt")
+_ANSWER = ("answer", "final_answer", "expected_answer")
+_SOLUTION = ("solution", "rationale")
+
+
+def _column(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The first of these columns that is not empty; None if none is there."""
     low = {key.lower(): value for key, value in row.items()}
-    answer = str(
-        low["answer"]
-        if low.get("answer") not in (None, "")
-        else extract_answer(str(low["solution"])) or ""
-    ).strip()
+    return next((low[name] for name in names if low.get(name) not in (None, "")), None)
+
+
+def _problem_text(row: Mapping[str, Any]) -> str:
+    """The problem, also where it is the user's turn of a conversation."""
+    value = _column(row, _PROBLEM)
+    if value is None:
+        raise DoesNotFitError(_no_column(_PROBLEM, row))
+    if isinstance(value, list):
+        value = next(turn["content"] for turn in value if turn["role"] == "user")
+    return str(value)
+
+
+def _math(row: Mapping[str, Any]) -> dict[str, Any]:
+    """MATH500, AIME, OpenR1-Math and their like: a problem, and an answer or a solution that ends
+    in one."""
+    solution, answer = _column(row, _SOLUTION), _column(row, _ANSWER)
+    if answer is None and solution is not None:
+        answer = extract_answer(str(solution))
+    answer = str("" if answer is None else answer).strip()
     if not answer:
-        raise DoesNotFitError("no answer")
+        has_column = any(key.lower() in (*_ANSWER, *_SOLUTION) for key in row)
+        raise DoesNotFitError(
+            "no answer" if has_column else _no_column((*_ANSWER, *_SOLUTION), row)
+        )
     return {
         "kind": "math",
-        "problem": low.get("problem") or low["question"],
+        "problem": _problem_text(row),
         "answer": answer,
-        "solution": str(low.get("solution") or ""),
-        "difficulty": _level(low.get("level")),
+        "solution": str(solution or ""),
+        "difficulty": _level(_column(row, ("level",))),
     }
 
 
@@ -702,6 +746,28 @@ BENCHMARKS = {
             "unstated (problems: MAA)",
             30,
             (Hub("HuggingFaceH4/aime_2024", "train"),),
+            num_samples=20,
+        ),
+        Benchmark(
+            "aime25",
+            "test",
+            _aime,
+            BOXED,
+            "math-ai/aime25",
+            "unstated (problems: MAA)",
+            30,
+            (Hub("math-ai/aime25", "test"),),
+            num_samples=20,
+        ),
+        Benchmark(
+            "aime26",
+            "test",
+            _aime,
+            BOXED,
+            "math-ai/aime26",
+            "unstated (problems: MAA)",
+            30,
+            (Hub("math-ai/aime26", "test"),),
             num_samples=20,
         ),
         Benchmark(

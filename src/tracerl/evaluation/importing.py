@@ -72,7 +72,7 @@ def add_data(name: str, source: str, root: Path) -> Import:
         raise DataError(
             "no row of the file fits",
             where=source,
-            got=f"{len(rows)} rows, the first: {refused[:1]}",
+            got=f"{len(rows)} rows, the first: {refused[0]['reason'] if refused else 'none'}",
             wanted=benchmark.source,
         )
     raw = root / "data" / "raw"
