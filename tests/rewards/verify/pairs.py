@@ -249,7 +249,18 @@ ADVERSARIAL = [
 
 # Each line a way in which verdicts once were wrong: row breaks, spaces, currencies and degree signs
 # that were dropped, and equal writings that were refused.
+# What docs/rewards.md decides about writings that could be read in two ways is here as well.
 KINDS = [
+    ("\\frac13", "0.333...", UNDECIDED),
+    ("\\frac13", "0.333\\ldots", UNDECIDED),
+    ("(1,2)", "1, 2", UNDECIDED),
+    ("(1,2)", "\\begin{pmatrix}1&2\\end{pmatrix}", UNDECIDED),
+    ("\\text{no solution}", "undefined", DIFFERENT),
+    ("\\text{DNE}", "\\text{no solution}", DIFFERENT),
+    ("2:30", "14:30", UNDECIDED),
+    ("1 234 567", "1234567", UNDECIDED),
+    ("(1,3)", "\\{1,3\\}", DIFFERENT),
+    ("|x|", "\\sqrt{x^2}", EQUAL),
     ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix} 12 \\end{pmatrix}", DIFFERENT),
     ("\\begin{pmatrix} 5 \\\\ -3 \\end{pmatrix}", "\\begin{pmatrix} 2 \\end{pmatrix}", DIFFERENT),
     ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", EQUAL),
