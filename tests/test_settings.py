@@ -418,6 +418,132 @@ def test_a_round_that_starts_from_itself_or_its_descendant_is_an_error(init):
     assert "rl.short" in error_of(data)
 
 
+# Defaults, and what differs
+
+
+RAW = yaml.safe_load(SHIPPED.read_text(encoding="utf-8"))
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of everything that is no mapping."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, (*path, key))
+    else:
+        yield path, tree
+
+
+def set_at(tree: Any, path: tuple[str, ...], value: Any) -> Any:
+    tree = copy.deepcopy(tree)
+    place = tree
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    return tree
+
+
+def differences(first: Any, second: Any) -> set[tuple[str, ...]]:
+    one, other = dict(leaves(first)), dict(leaves(second))
+    return {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}
+
+
+def test_an_override_of_any_key_of_the_shipped_file_changes_that_section_only():
+    """As `dvc exp run -S rl.short.optimizer.lr=...` does: the key's section, and no other one."""
+    paths = [path for path, _ in leaves(RAW) if path[0] != "defaults"]
+    assert len(paths) > 200
+    for path in paths:
+        assert differences(resolve(set_at(RAW, path, "changed")), DATA) == {path}, path
+
+
+def test_a_default_changes_every_section_that_does_not_say_otherwise():
+    written = {place for place, _ in leaves(RAW)}
+    effective = 0
+    for path, _ in leaves(RAW["defaults"]):
+        found = differences(resolve(set_at(RAW, ("defaults", *path), "changed")), DATA)
+        effective += bool(found)
+        key = path[1:] if path[0] in ("sft", "rl", "evaluate") else path
+        assert all(place[-len(key) :] == key for place in found), path
+        assert not found & written, "what a section says itself is not changed"
+    assert effective > 40
+
+
+def test_the_nearest_default_holds_and_another_kind_replaces_a_whole_section():
+    tree = {
+        "defaults": {
+            "sampler": {"top_k": 0, "order": {"kind": "dynamic", "threshold": 0.9}},
+            "optimizer": {"lr": 1.0, "warmup": 50},
+            "rl": {"optimizer": {"lr": 2.0}, "tasks": {"a": 1}, "sampler": {"top_k": 1}},
+        },
+        "rl": {
+            "x": {"tasks": {"b": 1}, "optimizer": {"warmup": 4}},
+            "y": {"sampler": {"order": {"kind": "static"}}},
+            "z": {"sampler": {"order": {"threshold": 0.5}}},
+        },
+    }
+    dynamic = {"kind": "dynamic", "threshold": 0.9}
+    assert resolve(tree) == {
+        "rl": {
+            "x": {
+                "optimizer": {"lr": 2.0, "warmup": 4},
+                "tasks": {"b": 1},
+                "sampler": {"top_k": 1, "order": dynamic},
+            },
+            "y": {
+                "optimizer": {"lr": 2.0, "warmup": 50},
+                "tasks": {"a": 1},
+                "sampler": {"top_k": 1, "order": {"kind": "static"}},
+            },
+            "z": {
+                "optimizer": {"lr": 2.0, "warmup": 50},
+                "tasks": {"a": 1},
+                "sampler": {"top_k": 1, "order": {"kind": "dynamic", "threshold": 0.5}},
+            },
+        }
+    }
+
+
+@pytest.mark.parametrize("defaults", [{"rll": {}}, {"traces": {}}, ["rl"], "rl"], ids=str)
+def test_defaults_of_something_that_has_none_are_an_error(defaults):
+    text = error_of({**RAW, "defaults": defaults})
+    assert "defaults" in text
+    assert "optimizer, sampler, sft, rl, evaluate" in text
+
+
+def test_the_file_of_a_stage_has_no_anchor():
+    assert not any(
+        line.split(": ")[-1].startswith(("&", "*")) for line in SHIPPED.read_text().splitlines()
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "instead"),
+    [
+        ("rl.short.sampler.remasking", "static", "order: {kind: ...}"),
+        ("traces.sampler.threshold", 0.9, "order: {kind: dynamic, threshold: ...}"),
+        ("rl.short.sampler.entropy_bound", None, "order: {kind: entropy, bound: ...}"),
+        ("rl.short.sampler.order_temperature", None, "{kind: plackett_luce, temperature: ...}"),
+        ("rl.short.sampler.order_score", None, "{kind: plackett_luce, score: ...}"),
+        ("evaluate.wide.sampler.horizon", None, "cache: {kind: window, horizon: ...}"),
+        ("rl.short.sampler.refresh_every", None, "cache: {kind: ..., refresh_every: ...}"),
+        ("rl.short.sampler.refresh_sees", None, "cache: {kind: window, refresh_sees: ...}"),
+        ("rl.short.sampler.cache", "exact", "such as {kind: none, ...}"),
+        ("rl.short.held_out.remasking", ["static"], "modes: {static: {order: {kind: static}}}"),
+        ("evaluation.remasking", ["static"], "modes: {static: {order: {kind: static}}}"),
+        ("rl.short.method", "tracerl", "such as {kind: tracerl, ...}"),
+        ("rl.short.copies", 2, "method: {kind: ..., copies: ...}"),
+        ("rl.short.order_clip", [0.2, 0.2], "method: {kind: ..., order_clip: ...}"),
+        ("sft.short.objective", "trace", "such as {kind: random, ...}"),
+        ("sft.short.noise", [0.0, 1.0], "objective: {kind: ..., noise: ...}"),
+        ("base.train.weighting", "uniform", "objective: {kind: ..., weighting: ...}"),
+        ("sft.long.shrink", 1, "objective: {kind: ..., shrink: ...}"),
+    ],
+)
+def test_a_key_of_an_older_file_is_named_with_what_to_write_instead(path, value, instead):
+    text = error_of(changed(path, value))
+    assert path in text
+    assert instead in text
+
+
 # The file itself
 
 

@@ -385,7 +385,7 @@ def mask_aware(
 
 
 def units_of(method: Method, views: Views, lengths: list[int]) -> Units:
-    """The units of a method on some views. lengths: trainable tokens of each response of the views."""
+    """The units of a method on some views. lengths: trainable tokens of each response."""
     ones = torch.ones(len(views.row))
     if method.unit == "prediction":
         return Units(

@@ -1,5 +1,7 @@
-"""What a step passes through the model with each cache, and what that costs; a new cache is a record
-in settings/sampling.py and an entry in `_CACHES`."""
+"""What a step passes through the model with each cache, and what that costs.
+
+A new cache is a record in settings/sampling.py and an entry in `_CACHES`.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

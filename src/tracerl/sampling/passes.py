@@ -126,7 +126,7 @@ class Passes:
             cache.copy_rows(sources, targets, length)
 
     def close_gaps(self, finished: Sequence[int]) -> None:
-        """Keeps the live rows together; the prompts of finished rows stay where they can be found."""
+        """Keeps the live rows together; the prompts of finished rows stay, to be found again."""
         holes, movers = self.slots.close_gaps(finished)
         if not (holes and self.caches):
             return

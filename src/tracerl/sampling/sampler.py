@@ -159,8 +159,9 @@ def rows_that_fit(slots: Slots, settings: Sampler) -> int:
             "the cache has no room for a request",
             where=f"sampler.cache_tokens, request {longest}",
             got=f"{settings.cache_tokens} positions",
-            wanted=f"at least {slots.width}: a prompt of {len(slots.requests[longest].prompt_ids)} tokens and "
-            f"{settings.max_new_tokens} new ones, in whole blocks",
+            wanted=f"at least {slots.width}: a prompt of "
+            f"{len(slots.requests[longest].prompt_ids)} tokens and {settings.max_new_tokens} new "
+            "ones, in whole blocks",
             do="raise cache_tokens, or lower max_prompt_tokens or max_new_tokens",
         )
     return min(slots.size, fitting)

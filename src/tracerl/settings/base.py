@@ -1,8 +1,9 @@
 """What every section of the params file is made of.
 
 A choice is a union of sections, told apart by its key `kind` (of a task set: `source`). Each kind
-has its own keys and no others; what it does stands in a table keyed by its class (sampling/orders.py,
-sampling/caches.py, objectives/methods.py, objectives/supervised.py). Nothing else knows a kind.
+has its own keys and no others; what it does stands in a table keyed by its class
+(sampling/orders.py, sampling/caches.py, objectives/methods.py, objectives/supervised.py). Nothing
+else knows a kind.
 """
 
 from typing import Annotated

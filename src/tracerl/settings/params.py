@@ -157,10 +157,10 @@ class Params(Section):
             drawn = dict.fromkeys(task_set for part in rl.phase_rounds for task_set in part.tasks)
             without = [name for name in drawn if not self.tasks.sets[name].has_step_rules]
             if without or rl.process.separators is None:
+                kind = self.judge_of(rl.process.judge).kind
                 raise ValueError(
-                    f"rl.{name}.process: a judge of kind "
-                    f"{self.judge_of(rl.process.judge).kind!r} needs separators and task sets whose "
-                    f"steps have rules (got {without or 'chunk_tokens'})"
+                    f"rl.{name}.process: a judge of kind {kind!r} needs separators and task sets "
+                    f"whose steps have rules (got {without or 'chunk_tokens'})"
                 )
         return self
 

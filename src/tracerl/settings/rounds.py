@@ -210,8 +210,8 @@ class RlRound(Section):
         if self.train_block_size % self.sampler.block_size:
             raise ValueError(
                 f"train_block_size {self.train_block_size} is not a multiple of the sampler's "
-                f"block_size {self.sampler.block_size}, so the views would not hold whole blocks of "
-                "the rollout"
+                f"block_size {self.sampler.block_size}, so the views would not hold whole "
+                "blocks of the rollout"
             )
         if self.sampler.filters and not self.allow_filtered:
             raise ValueError(

@@ -139,7 +139,7 @@ class Dual(_Approximate):
 
 
 class Window(_Approximate):
-    """A step passes the active block and the next `horizon` tokens, and sees nothing beyond them."""
+    """A step passes the active block and the next `horizon` tokens, and sees nothing beyond."""
 
     kind: Literal["window"]
     """Name of the cache."""
@@ -208,7 +208,8 @@ class Sampler(Section):
     def _block_is_finished(self) -> Self:
         if self.steps_per_block > self.block_size:
             raise ValueError(
-                f"steps_per_block {self.steps_per_block} is larger than block_size {self.block_size}"
+                f"steps_per_block {self.steps_per_block} is larger than block_size "
+                f"{self.block_size}"
             )
         return self
 

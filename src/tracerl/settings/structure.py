@@ -1,4 +1,4 @@
-"""What the annotations of sections say about the tree: which keys hold sections, and which kinds."""
+"""What the annotations of sections say: which keys hold sections, and which kinds."""
 
 import types
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -9,7 +9,7 @@ TAGS = ("kind", "source")
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of an annotation, None left out: [A, B] of `Annotated[A | B, ...] | None`."""
+    """The alternatives of an annotation but None: [A, B] of `Annotated[A | B, ...] | None`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return members(get_args(annotation)[0])
