@@ -31,6 +31,12 @@ HOSTILE = {
     "says done": "import os, struct\nd = b'{\"done\": true}'\nfor fd in range(64):\n    try: os.write(fd, struct.pack('<I', len(d)) + d)\n    except OSError: pass\ndef f(x):\n    return 0",
     "claims a huge frame": "import os, struct\nfor fd in range(64):\n    try: os.write(fd, struct.pack('<I', 2**32 - 1))\n    except OSError: pass\ndef f(x):\n    return 0",
     "raises AssertionError": "def f(x):\n    raise AssertionError",
+    "raises StopIteration": "def f(x):\n    raise StopIteration",
+    "raises an end of its own": "class End(StopIteration, AssertionError): pass\ndef f(x):\n    raise End",
+    "answers every operation": "class E:\n    def yes(self, *a): return True\n    __eq__ = __lt__ = __gt__ = __contains__ = __bool__ = yes\n"
+    "    def zero(self, *a): return 0\n    __sub__ = __rsub__ = __abs__ = __float__ = __int__ = __index__ = __hash__ = zero\ndef f(x):\n    return E()",
+    "ignores its children": "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\ndef f(x):\n    while True:\n        if os.fork() == 0:\n"
+    "            while time.process_time() < 0.3: pass\n            os._exit(0)\n        try: os.wait()\n        except OSError: pass",
     "raises a name that is called": "class breakpoint(Exception): pass\ndef f(x):\n    raise breakpoint()",
     "sends a deep value": "def f(x):\n    v = []\n    for _ in range(100000): v = [v]\n    return v",
     "sends a huge value": "def f(x):\n    return 'a' * 50_000_000",
