@@ -234,10 +234,12 @@ def compare(
     for what, lengths in (("prompts", prompts), ("responses", responses)):
         shares = np.percentile(lengths, [0, 25, 50, 75, 90, 100]).astype(int).tolist()
         print(
-            f"{len(lengths)} {what}: shortest, quartiles, 90%, longest {shares}, mean {lengths.mean():.1f}"
+            f"{len(lengths)} {what}: shortest, quartiles, 90%, longest {shares}, mean "
+            f"{lengths.mean():.1f}"
         )
     print(
-        f"{steps:.2f} tokens a step, {settings.max_rows} rows at once, {responses.sum() / ours_s:.0f} tokens/s"
+        f"{steps:.2f} tokens a step, {settings.max_rows} rows at once, "
+        f"{responses.sum() / ours_s:.0f} tokens/s"
     )
     means = {
         "mean_response": round(float(responses.mean()), 1),

@@ -57,7 +57,8 @@ def main() -> None:
     plain, watched = (median(column) for column in zip(*times, strict=True))
     each = (watched - plain) / arguments.stages
     print(
-        f"dvc repro {plain:.1f} s, flow {watched:.1f} s, ratio {watched / plain:.1f}, {each:.2f} s for each of {arguments.stages} stages"
+        f"dvc repro {plain:.1f} s, flow {watched:.1f} s, ratio {watched / plain:.1f}, {each:.2f} "
+        f"s for each of {arguments.stages} stages"
     )
 
 

@@ -129,12 +129,13 @@ def rollouts(
             .tolist()
         )
         requests += [Request(prompt, key_for(1, "noise", i, s)) for s in range(8)]
+    # Warm-up.
     sample(
         model,
         (),
         requests[: options.rows],
         settings.model_copy(update={"max_new_tokens": 4 * options.block_size}),
-    )  # warm-up
+    )
     meter = Meter()
     meter.watch(model)
     seconds = clock(lambda: sample(model, (), requests, settings))
@@ -151,7 +152,8 @@ def rollouts(
     )
     bound = roof.seconds(meter.flops, meter.forwards * (weights + keys))
     print(
-        f"rollouts: {tokens / seconds:,.0f} tokens/s, {meter.forwards} passes of {1e3 * seconds / meter.forwards:.1f} ms, "
+        f"rollouts: {tokens / seconds:,.0f} tokens/s, {meter.forwards} passes of "
+        f"{1e3 * seconds / meter.forwards:.1f} ms, "
         f"{seconds / bound:.2f} x the roofline ({tokens / bound:,.0f} tokens/s)"
     )
     report(
@@ -191,7 +193,8 @@ def training(
     used = meter.flops / seconds / roof.flops
     trained = sum(trajectory.num_tokens for trajectory in batch)
     print(
-        f"training: {meter.tokens / 2 / seconds:,.0f} layout tokens/s, {trained / seconds:,.0f} trained tokens/s, "
+        f"training: {meter.tokens / 2 / seconds:,.0f} layout tokens/s, {trained / seconds:,.0f} "
+        "trained tokens/s, "
         f"utilisation {used:.1%} of {roof.flops / 1e12:,.1f} TFLOP/s"
     )
     report(
@@ -242,14 +245,14 @@ def main() -> None:
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     roof = roofline(device, dtype)
     print(
-        f"{options.shape} on {device}, {options.dtype}: {roof.flops / 1e12:,.2f} TFLOP/s, {roof.bytes / 1e9:,.0f} GB/s"
+        f"{options.shape} on {device}, {options.dtype}: {roof.flops / 1e12:,.2f} TFLOP/s, "
+        f"{roof.bytes / 1e9:,.0f} GB/s"
     )
     model = build(options.shape, device, dtype)
     model.attention = options.attention
     if options.compile:
-        torch._dynamo.config.recompile_limit = 16 * len(
-            model.model.layers
-        )  # a layer's number is a constant of its graph
+        # A layer's number is a constant of its graph.
+        torch._dynamo.config.recompile_limit = 16 * len(model.model.layers)
         for layer in model.model.layers:
             layer.compile(backend=options.compile, fullgraph=True)
 

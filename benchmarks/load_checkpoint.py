@@ -85,7 +85,8 @@ def resident_bytes(kind: str) -> int:
 
 
 def load(directory: Path) -> None:
-    """Loads and prints what that added to the memory in use, at its peak, and the seconds it took."""
+    """Loads and prints what that added to the memory in use, at its peak, and the seconds it
+    took."""
     before, start = resident_bytes("VmRSS"), time.perf_counter()
     model, _ = load_checkpoint(directory)
     seconds = time.perf_counter() - start
@@ -114,7 +115,8 @@ def main() -> None:
     ratio = result["bytes"] / size
     peak, seconds = result["bytes"] / 1e9, result["seconds"]
     print(
-        f"{arguments.layers} layers, {size / 1e9:.2f} GB: peak {peak:.2f} GB in {seconds:.0f} s, {ratio:.3f} x its size"
+        f"{arguments.layers} layers, {size / 1e9:.2f} GB: peak {peak:.2f} GB in {seconds:.0f} s, "
+        f"{ratio:.3f} x its size"
     )
     if ratio > 1.2:
         sys.exit("more than 1.2 x")

@@ -207,7 +207,8 @@ def main() -> None:
             options.family, tokenizer, split["train"], options.base_steps, Path(folder, "base")
         )
         print(
-            f"{options.family}, a base of {time.process_time() - started:.0f} CPU seconds, {options.problems} held-out problems"
+            f"{options.family}, a base of {time.process_time() - started:.0f} CPU seconds, "
+            f"{options.problems} held-out problems"
         )
         print(
             f"{'method':22}{'before':>8}{'after':>8}{'bar':>8}{'iterations':>12}{'CPU seconds':>13}"

@@ -46,9 +46,8 @@ STAGES: list[tuple[str, str | None, dict[str, Any]]] = [
     ("evaluate", "rl-short", {}),
 ]
 PHASES = {
-    "importing": [
-        "tracerl.training.master_weights:adamw"
-    ],  # torch's optimizers import its compiler when the first one is made
+    # Torch's optimizers import its compiler when the first one is made.
+    "importing": ["tracerl.training.master_weights:adamw"],
     "reading": [
         "stages.sft:worked_solutions",
         "stages.sft:verified_traces",

@@ -85,7 +85,8 @@ def main() -> None:
     same = sum(mine[name] == theirs[name] for name in mine)
     equal = same == len(mine) == len(theirs)
     print(
-        f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: {one / several:.2f} times (target {TARGET})"
+        f"one process {one:.2f} s, {options.ranks} processes {several:.2f} s an iteration: "
+        f"{one / several:.2f} times (target {TARGET})"
     )
     merge_rows(
         [
@@ -101,7 +102,8 @@ def main() -> None:
     )
     losses = [found["losses"] for found in seen.values()]
     print(
-        f"the same responses in the first iteration: {same} of {len(mine)}; losses {losses[0]} and {losses[1]}"
+        f"the same responses in the first iteration: {same} of {len(mine)}; losses {losses[0]} "
+        f"and {losses[1]}"
     )
 
 

@@ -109,10 +109,12 @@ def main() -> None:
     ]
     requests = [Request(prompt, key_for(1, "noise", i)) for i, prompt in enumerate(prompts)]
     print(
-        f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, blocks of {options.block_size}"
+        f"{options.rows} prompts of {options.prompt} tokens, {options.new_tokens} new ones, "
+        f"blocks of {options.block_size}"
     )
     print(
-        f"{options.device + ' seconds':28}{'tokens/s':>10}{'ratio':>8}{'forwards':>10}{'tokens per forward':>20}"
+        f"{options.device + ' seconds':28}{'tokens/s':>10}{'ratio':>8}{'forwards':>10}"
+        f"{'tokens per forward':>20}"
     )
     for family, modes in MODES.items():
         model = model_of(family, options)
@@ -126,7 +128,8 @@ def main() -> None:
                 [family, *(str(value) for value in changes.values() if value != "canvas")]
             )
             print(
-                f"{name:28}{tokens / seconds:10.0f}{without / seconds:8.2f}{forwards:10}{tokens / forwards:20.2f}"
+                f"{name:28}{tokens / seconds:10.0f}{without / seconds:8.2f}{forwards:10}"
+                f"{tokens / forwards:20.2f}"
             )
 
 

@@ -193,7 +193,8 @@ from tracerl.store.expectations import gather, judge
 bounds = Validation(pass_rate=(0.02, 1.0), truncation=1.0, undecided=0.05, drift=0.5)
 outcomes = judge(gather(Path(sys.argv[1]), "rollouts", 151_936, {}), bounds)
 failed = [outcome.name for outcome in outcomes if not outcome.success]
-print(json.dumps({"times": {"validate": [time.perf_counter() - start, time.process_time() - busy]}, "failed": failed,
+seconds = [time.perf_counter() - start, time.process_time() - busy]
+print(json.dumps({"times": {"validate": seconds}, "failed": failed,
                   "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 """
 
@@ -223,7 +224,8 @@ def main() -> None:
         by_column = sizes(folder, options.rows)
         both = by_column["response_ids"] + by_column["step_map"]
         print(
-            f"bytes per token: tokens {by_column['response_ids']:.3f} + steps {by_column['step_map']:.3f} = {both:.3f} (at most 2.0); "
+            f"bytes per token: tokens {by_column['response_ids']:.3f} + steps "
+            f"{by_column['step_map']:.3f} = {both:.3f} (at most 2.0); "
             f"log-probabilities {by_column['logprobs']:.3f}"
         )
         for name, code in (("questions", _QUESTIONS), ("validation", _VALIDATION)):
@@ -232,7 +234,8 @@ def main() -> None:
                 wall, busy = value if isinstance(value, list) else (value, value)
                 print(f"{wall:7.2f} s ({busy:.2f} s of processors)  {what}")
             print(
-                f"{name}: {figures['mb']:.0f} MB at most (limit 500), failed: {figures.get('failed', [])}"
+                f"{name}: {figures['mb']:.0f} MB at most (limit 500), failed: "
+                f"{figures.get('failed', [])}"
             )
 
 

@@ -110,7 +110,8 @@ def views_of(batch: list[Trajectory], apart: bool) -> Views:
 
 
 def logprobs_of(model: Policy, views: Views, plain: bool) -> torch.Tensor:
-    """Log-probabilities of the targets, [T]; the plain way from a table [rows, length, vocabulary]."""
+    """Log-probabilities of the targets, [T]; the plain way from a table [rows, length,
+    vocabulary]."""
     if not plain:
         return token_logprobs(model, views, 1.0)
     table = model.logits(model(views.input_ids, views.layout)).log_softmax(-1)

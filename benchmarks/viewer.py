@@ -54,10 +54,12 @@ def main() -> None:
             step = page.seconds_of(f"for (let i = 1; i <= {STEPS}; i++) go(i)") / STEPS
             choice = page.seconds_of(f"for (let i = 1; i <= {CHOICES}; i++) select(i)") / CHOICES
         print(
-            f"{arguments.responses} responses of {arguments.tokens} tokens, {path.stat().st_size / 1e6:.1f} MB"
+            f"{arguments.responses} responses of {arguments.tokens} tokens, "
+            f"{path.stat().st_size / 1e6:.1f} MB"
         )
         print(
-            f"a step {1000 * step:.2f} ms (limit 33), choosing a response {choice:.3f} s (limit 0.5)"
+            f"a step {1000 * step:.2f} ms (limit 33), choosing a response {choice:.3f} s (limit "
+            "0.5)"
         )
 
 

@@ -25,7 +25,8 @@ from prefect.artifacts import (
 
 # tqdm's line: `rl@short:  34%|###   | 17/50 [00:40<01:20,  2.42s/iteration, reward 0.52]`
 _PROGRESS = re.compile(
-    r"\|\s*(?P<done>\d+)/(?P<total>\d+) \[(?P<spent>[\d:]+)<(?P<eta>[^,]+), +(?P<speed>[^,\]]+)(?:, (?P<text>[^\]]*))?\]"
+    r"\|\s*(?P<done>\d+)/(?P<total>\d+) \[(?P<spent>[\d:]+)<(?P<eta>[^,]+), "
+    r"+(?P<speed>[^,\]]+)(?:, (?P<text>[^\]]*))?\]"
 )
 _PROGRESS_SECONDS = 5.0
 
@@ -119,9 +120,8 @@ class Progress:
             return rest
         self._renewed = time.monotonic()
         percent = min(100.0 * done / max(total, 1), 100.0)
-        text = f"{self._stage}: {done} of {total}, {match['text'] or ''}, ETA {match['eta']} ({match['speed']})".replace(
-            ", ,", ","
-        )
+        notes = f"{match['text']}, " if match["text"] else ""
+        text = f"{self._stage}: {done} of {total}, {notes}ETA {match['eta']} ({match['speed']})"
         if self._artifact is None:
             self._artifact = shown(
                 lambda: create_progress_artifact(percent, key("progress", self._stage), text)

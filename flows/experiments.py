@@ -76,9 +76,8 @@ def experiments(
         metrics = [path for stage in plan.values() for path in stage.metrics]
         cells = {cell_name(name, values, targets): values for values in combinations(grid)}
         for values in cells.values():
-            override_params(
-                git(root, "show", f"{baseline}:./params.yaml"), values
-            )  # a mistake in any cell shows before the first one runs
+            # A mistake in any cell shows before the first one runs.
+            override_params(git(root, "show", f"{baseline}:./params.yaml"), values)
         states: dict[str, State[Any]] = {}
         try:
             run_cells(cells, root, baseline, list(plan), max_parallel, retries, states)
@@ -156,7 +155,10 @@ def run_cell(
             )
         if code:
             return Failed(
-                message=f"dvc {command[0]} ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}"
+                message=(
+                    f"dvc {command[0]} ended with status {code}: "
+                    f"{output.trouble or 'it did not say why'} Log: {log}"
+                )
             )
     git(project, "fetch", "--quiet", str(folder), f"{ref(baseline, cell)}:{ref(baseline, cell)}")
     shutil.rmtree(folder)
@@ -221,7 +223,10 @@ def git(folder: Path, *arguments: str) -> str:
             f"git {arguments[0]} failed",
             where=str(folder),
             got=done.stderr.strip(),
-            do="experiments need a git repository with a commit, and git's user.name and user.email",
+            do=(
+                "experiments need a git repository with a commit, and git's user.name and "
+                "user.email"
+            ),
         )
     return done.stdout
 
@@ -229,7 +234,8 @@ def git(folder: Path, *arguments: str) -> str:
 def compare(
     name: str, cells: comparison.Cells, root: Path, baseline: str, metrics: Sequence[str]
 ) -> None:
-    """A table and plots of the experiments that are there, in the UI and as a page below reports/."""
+    """A table and plots of the experiments that are there, in the UI and as a page below
+    reports/."""
     figures = {
         cell: {
             f"{Path(path).stem} {key}": value

@@ -30,9 +30,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(command: Sequence[str]) -> int:
-    if (
-        sys.platform == "linux"
-    ):  # orphans below become our children instead of init's, so that none is lost sight of
+    # Orphans below become our children instead of init's, so that none is lost sight of.
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

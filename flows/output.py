@@ -28,7 +28,8 @@ MEANING = {
 }
 LOCKED = re.compile(r"^ERROR: .*is busy, it is being blocked by|^ERROR: .*Unable to acquire lock")
 NOISE = re.compile(
-    r"To track the changes with git|^git add |Use `dvc push`|To enable auto staging|^dvc config core.autostage|: 0\w+ \[00:00, \?\w+/s\]$"
+    r"To track the changes with git|^git add |Use `dvc push`|To enable auto staging"
+    r"|^dvc config core.autostage|: 0\w+ \[00:00, \?\w+/s\]$"
 )
 LOUD = re.compile(
     r"^(ERROR|error:|WARNING|Traceback|stopped:)|Running stage '|skipping|SIG(INT|TERM):"

@@ -146,7 +146,9 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
         return Cancelled(message=f"Stopped. The next run goes on from what is saved. Log: {log}")
     if code:
         return Failed(
-            message=f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}"
+            message=(
+                f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}"
+            )
         )
     return Completed(
         name=output.outcome,

@@ -33,7 +33,8 @@ DEFAULTS = {
     "PREFECT_HOME": str(Path(".prefect").resolve()),
     "PREFECT_WORKER_QUERY_SECONDS": "2",  # how soon a run that is asked for in the UI starts
     "PREFECT_API_REQUEST_TIMEOUT": "120",  # a machine that is busy with training answers late
-    "PREFECT_CLIENT_MAX_RETRIES": "10",  # SQLite refuses a write now and then when several come at once
+    # SQLite refuses a write now and then when several come at once.
+    "PREFECT_CLIENT_MAX_RETRIES": "10",
 }
 
 
@@ -74,7 +75,8 @@ def main() -> None:
                 cancelled_at_the_end(),
             ):
                 print(
-                    f"\nPrefect UI  {ui}\nReport      {pages}/reports/report.html\nCtrl-C stops it all.\n",
+                    f"\nPrefect UI  {ui}\nReport      {pages}/reports/report.html\nCtrl-C stops "
+                    "it all.\n",
                     flush=True,
                 )
                 while all(program.poll() is None for program in (server, worker)):
@@ -86,9 +88,8 @@ def main() -> None:
 
 def _asked_to_stop(number: int, frame: FrameType | None) -> None:
     for again in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(
-            again, signal.SIG_IGN
-        )  # what follows stops everything in its order and must not be stopped itself
+        # What follows stops everything in its order and must not be stopped itself.
+        signal.signal(again, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -126,7 +127,8 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.3)
     sys.exit(
-        f"error: no Prefect server\n  where: {url}\n  what to do: see its messages above; if the port is taken: make serve PORT=4300"
+        f"error: no Prefect server\n  where: {url}\n  what to do: see its messages above; if the "
+        "port is taken: make serve PORT=4300"
     )
 
 
@@ -179,10 +181,11 @@ def cancelled_at_the_end() -> Iterator[None]:
             {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
         )
         here = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+        # The server may be what has ended.
         with (
             contextlib.suppress(Exception),
             get_client(sync_client=True) as client,
-        ):  # the server may be what has ended
+        ):
             runs = client.read_flow_runs(flow_run_filter=unfinished, work_pool_filter=here)
             for run in runs:
                 print(f"Cancelling {run.name}; its stages save their work ...", flush=True)
@@ -216,7 +219,8 @@ def served_pages(host: str, port: int) -> Iterator[None]:
         )
     except OSError as error:
         sys.exit(
-            f"error: the port of the report's pages is taken\n  where: {host}:{port}\n  got: {error}\n  what to do: make serve PORT=4300"
+            f"error: the port of the report's pages is taken\n  where: {host}:{port}\n  got: "
+            f"{error}\n  what to do: make serve PORT=4300"
         )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -312,7 +312,10 @@ PROFILES: dict[str, Tree] = {
 
 def text_of(name: str) -> str:
     """The params file of a profile."""
-    head = f"# {name}: a whole params file, written by python -m profiles.make; change profiles/make.py or a copy of this file.\n"
+    head = (
+        f"# {name}: a whole params file, written by python -m profiles.make; change "
+        "profiles/make.py or a copy of this file.\n"
+    )
     plain = copy.deepcopy(PROFILES[name])
     return head + yaml.dump(plain, Dumper=_NoAnchors, sort_keys=False, width=130)
 

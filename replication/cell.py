@@ -96,7 +96,8 @@ class Work:
 
 
 def provenance(kind: str, name: str, grid: str) -> tuple[str, dict[str, str]]:
-    """SHA-256 of everything but data and code that this cell depends on, and of each file it reads."""
+    """SHA-256 of everything but data and code that this cell depends on, and of each file it
+    reads."""
     stage = kind if name == "-" else f"{kind}@{name}"
     params = read_params(stage)
     section: Any = getattr(params, kind)

@@ -392,7 +392,8 @@ def records(every: Sequence[World], folder: Path) -> Tree:
 
 
 def curves(plan: str, folder: Path, table: Tree, defaults: Tree) -> dict[str, list[Tree]]:
-    """By claim, what its charts show: a title and lines of (x, mean over seeds, lowest, highest)."""
+    """By claim, what its charts show: a title and lines of (x, mean over seeds, lowest,
+    highest)."""
     every = worlds(table, plan, defaults)
     drawn: dict[str, list[Tree]] = {}
     for name, claim in table["claims"].items():

@@ -13,11 +13,16 @@ from tracerl.reporting.charts import Series, line_chart, percent, plain
 Tree = dict[str, Any]
 
 RULE = (
-    "A comparison pairs both sides problem by problem (iteration by iteration for fluctuations) and takes the mean over seeds of the mean "
-    "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and problems inside each; with one seed it "
-    "speaks of problems only. It is held if the whole interval lies above the first bound of its row, not held if it lies below the "
-    "second, and undecided otherwise. Where the budget is to be equal, the floating-point operations of both sides' last stage may "
-    "differ by {tolerance:.0%}: if the first side had more and did not lose, or less and did not win, the comparison is undecided. A claim "
+    "A comparison pairs both sides problem by problem (iteration by iteration for fluctuations) "
+    "and takes the mean over seeds of the mean "
+    "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and "
+    "problems inside each; with one seed it "
+    "speaks of problems only. It is held if the whole interval lies above the first bound of its "
+    "row, not held if it lies below the "
+    "second, and undecided otherwise. Where the budget is to be equal, the floating-point "
+    "operations of both sides' last stage may "
+    "differ by {tolerance:.0%}: if the first side had more and did not lose, or less and did not "
+    "win, the comparison is undecided. A claim "
     "is held if all its comparisons are, not held if one is not. Rows marked shown carry no claim."
 )
 

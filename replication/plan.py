@@ -49,7 +49,10 @@ JUDGE_CODE = (
     ".src/tracerl/types.py",
 )
 _UP = "../../.."  # from a world to replication/
-HEAD = "# Written by `python -m replication.plan` from replication/claims.yaml and the project's dvc.yaml; do not edit.\n"
+HEAD = (
+    "# Written by `python -m replication.plan` from replication/claims.yaml and the project's "
+    "dvc.yaml; do not edit.\n"
+)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> Wor
 
 
 def change(tree: Tree, changes: Mapping[str, Any]) -> None:
-    """Sets dotted keys, in order, so that a later one can change a part of what an earlier one set."""
+    """Sets dotted keys, in order, so that a later one can change a part of what an earlier one
+    set."""
     for key, value in changes.items():
         *path, last = key.split(".")
         place = tree
@@ -321,7 +325,10 @@ def estimate(plan: str, lanes: int) -> Iterator[str]:
         yield f"{one.name:16} {count:4} stages {seconds[one.name] / 60:7.0f} minutes of one core"
     total, count = sum(seconds.values()), sum(3 + len(rounds_of(one)) for one in every)
     hours = max(total / lanes, *seconds.values()) / 3600
-    yield f"{plan:16} {count:4} stages {total / 60:7.0f} minutes of one core, about {hours:.1f} hours in {lanes} lanes"
+    yield (
+        f"{plan:16} {count:4} stages {total / 60:7.0f} minutes of one core, "
+        f"about {hours:.1f} hours in {lanes} lanes"
+    )
 
 
 def main() -> None:

@@ -43,9 +43,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     plan = "fast" if options.fast else "full"
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # as Ctrl-C, which a shell's background processes ignore
+    # As Ctrl-C, which a shell's background processes ignore.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     plans.write()
     print("\n".join(plans.estimate(plan, options.lanes)), flush=True)
     started = time.monotonic()
@@ -66,7 +65,8 @@ def main() -> None:
     if failed:
         logs = ", ".join(f"replication/runs/{plan}/{name}/logs/dvc.log" for name in failed)
         sys.exit(
-            f"some cells failed, and what hangs on them is undecided: {logs}; the same command tries them again"
+            f"some cells failed, and what hangs on them is undecided: {logs}; the same command "
+            "tries them again"
         )
 
 
@@ -104,7 +104,8 @@ def run(arguments: list[str], folder: Path, log: Path, on_line: Callable[[str], 
 
 
 def say(name: str, started: float) -> Callable[[str], None]:
-    """Shows what a world is at: its stages, what goes wrong, and now and then a line of progress."""
+    """Shows what a world is at: its stages, what goes wrong, and now and then a line of
+    progress."""
     last = 0.0
 
     def show(line: str) -> None:

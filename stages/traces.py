@@ -53,9 +53,8 @@ def main() -> None:
         path = space.directory / "traces" / f"{name}.parquet"
         train = training_tasks(tasks[name])
         solved = [task for task in train if task.solution][: settings.preferred.get(name, 0)]
-        unseen = train[
-            max(0, len(train) - settings.rollouts.get(name, 0)) :
-        ]  # from the other end of the set
+        # From the other end of the set.
+        unseen = train[max(0, len(train) - settings.rollouts.get(name, 0)) :]
         if not path.is_file():
             preferred = preferred_solutions(
                 model,

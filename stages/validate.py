@@ -56,7 +56,8 @@ def main(dataset: str) -> None:
     for outcome in outcomes:
         if not outcome.success:
             print(
-                f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first {', '.join(outcome.first)}",
+                f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first "
+                f"{', '.join(outcome.first)}",
                 file=sys.stderr,
             )
     if failed:
@@ -66,7 +67,10 @@ def main(dataset: str) -> None:
             where=f"data/{dataset}",
             got=names,
             wanted="no critical failure",
-            do=f"look at {target / dataset}.html; correct the data, or the bounds under validation in params.yaml",
+            do=(
+                f"look at {target / dataset}.html; correct the data, or the bounds under "
+                "validation in params.yaml"
+            ),
         )
     check_unchanged(fingerprint)
     write_text(passed, _checksums(dataset))

@@ -99,7 +99,10 @@ class Page:
     def click(self, label: str) -> None:
         """Presses the mouse on the element, tab or button or whatever it is made of, that shows
         exactly this label."""
-        found = f"[...document.querySelectorAll('body *')].filter(one => one.innerText?.trim() === {json.dumps(label)}).at(-1)"
+        found = (
+            "[...document.querySelectorAll('body *')].filter(one => one.innerText?.trim() "
+            f"=== {json.dumps(label)}).at(-1)"
+        )
         self.wait_for(f"{found} !== undefined")
         script = f"""(() => {{
             const one = {found};
@@ -131,8 +134,9 @@ class Page:
             context.drawImage(image, 0, 0);
             const pixels = context.getImageData(0, 0, image.width, image.height).data;
             let count = 0;
+            const distance = (i, value) => Math.abs(pixels[i] - value);
             for (let i = 0; i < pixels.length; i += 4)
-                count += Math.abs(pixels[i] - {red}) + Math.abs(pixels[i + 1] - {green}) + Math.abs(pixels[i + 2] - {blue}) < 40;
+                count += distance(i, {red}) + distance(i + 1, {green}) + distance(i + 2, {blue}) < 40;
             return count;
         }})()""")
         )
@@ -142,7 +146,8 @@ class Page:
         changed, whatever else the machine does."""
         before = self._busy()
         self.run(
-            f"{script}; document.body.offsetHeight; new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
+            f"{script}; document.body.offsetHeight; new Promise((done) => "
+            "requestAnimationFrame(() => setTimeout(done)))"
         )
         return self._busy() - before
 
@@ -215,7 +220,8 @@ class Page:
             self.errors.append(f"{params['type']}: {params['args']}")
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.errors.append(
-                f"{params['entry']['level']}: {params['entry']['text']} {params['entry'].get('url', '')}"
+                f"{params['entry']['level']}: {params['entry']['text']} "
+                f"{params['entry'].get('url', '')}"
             )
         return message
 

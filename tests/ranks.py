@@ -266,9 +266,8 @@ def main(folder: Path) -> None:
     for name, world in HALVES.items():
         round_of_rl(folder / f"{name}-stopped", world)
     for name in GROWN:
-        round_of_rl(
-            folder / f"{name}-grown", WORLDS[name]
-        )  # goes on from what one process left there
+        # Goes on from what one process left there.
+        round_of_rl(folder / f"{name}-grown", WORLDS[name])
     for zero in (1, 2, 3):
         loaded = half_reached(zero)
         if distributed.is_first():

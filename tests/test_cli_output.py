@@ -235,7 +235,10 @@ def test_a_full_output_is_an_error_in_words(chosen, run_folder):
 
 
 def test_a_closed_output_is_no_traceback(run_folder):
-    command = f"'{sys.executable}' -c 'from tracerl.cli import main; main()' sql 'SELECT 1' --root '{run_folder}' >&-"
+    command = (
+        f"'{sys.executable}' -c 'from tracerl.cli import main; main()' sql 'SELECT 1' "
+        f"--root '{run_folder}' >&-"
+    )
     ended = subprocess.run(
         ["/bin/sh", "-c", command],
         env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},

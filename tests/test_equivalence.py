@@ -144,9 +144,8 @@ def test_the_exact_cache_changes_nothing_but_the_number_of_forwards(family, rema
     )
     for one, other in zip(without, with_cache, strict=True):
         assert_same(one, other, without=["logprobs", "filtered_logprobs", "num_forwards"])
-        np.testing.assert_allclose(
-            one.logprobs, other.logprobs, rtol=0, atol=1e-6
-        )  # they are recorded in float32
+        # They are recorded in float32.
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
         np.testing.assert_array_equal(other.logprobs, other.filtered_logprobs)
 
 
@@ -166,7 +165,8 @@ def views_of(family: str, batch: Sequence[Trajectory], block_size: int, shrink: 
 
 
 def canvas_at(trajectory: Trajectory, step: int, length: int) -> dict[int, int]:
-    """Position -> id of the first `length` positions of the sampler's canvas, just before `step`."""
+    """Position -> id of the first `length` positions of the sampler's canvas, just before
+    `step`."""
     canvas = [int(i) for i in trajectory.prompt_ids]
     canvas += [
         int(i) if s < step else MASK_ID
@@ -558,9 +558,8 @@ def test_full_attention_orders_the_whole_response_whatever_the_block_size():
 
 def test_what_follows_the_end_token_keeps_its_place_but_is_never_predicted():
     plan = trace_plan(replace(enlarged(), num_tokens=4), 4, FAMILIES["sdar"], shrink=1)
-    wanted = states([1, 0, 1, 0, 1, 2, 1, 0, 2, 0])[
-        :2
-    ]  # the third view predicts nothing that counts
+    # The third view predicts nothing that counts.
+    wanted = states([1, 0, 1, 0, 1, 2, 1, 0, 2, 0])[:2]
     wanted = [
         [MASKED if j >= 4 and state == PREDICTED else state for j, state in enumerate(view)]
         for view in wanted

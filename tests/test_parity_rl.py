@@ -283,15 +283,15 @@ def test_logprobs_of_a_trace(family, name, tmp_path):
             [trajectory], [plan], params["block_size"], model.family, params["mask_id"]
         )
         scored = arrays["out_p_mask"][arrays["out_row_seq"] == index][:, width:]
-        stored = arrays["out_logp_tok"][arrays["out_row_seq"] == index][
-            :, -scored.shape[1] :
-        ]  # Dream's begin at the second token
+        # Dream's begin at the second token.
+        stored = arrays["out_logp_tok"][arrays["out_row_seq"] == index][:, -scored.shape[1] :]
         theirs = (stored * scored).sum(0)[views.token]
+        # Their last block is cut.
         whole = (
             views.token < len(trajectory.response_ids) // 4 * 4
             if family == "sdar"
             else views.token >= 0
-        )  # their last block is cut
+        )
         ours = token_logprobs(model, views, temperature=1.0)
         np.testing.assert_allclose(ours[whole].numpy(), theirs[whole.numpy()], atol=1e-4, rtol=0)
         compared += int(whole.sum())

@@ -123,9 +123,8 @@ def test_a_changed_number_reruns_its_round_and_what_follows(project: Path) -> No
     """An SFT round: its steps always move the weights, where an RL round of so small a model may
     find no group to learn from."""
     params = yaml.safe_load((project / "params.yaml").read_text())
-    optimizer = params["sft"]["long"][
-        "optimizer"
-    ]  # the file's anchors make it the very dictionary of other rounds
+    # The file's anchors make it the very dictionary of other rounds.
+    optimizer = params["sft"]["long"]["optimizer"]
     params["sft"]["long"]["optimizer"] = {**optimizer, "lr": optimizer["lr"] / 2}
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     rerun = stages_run(dvc(project, "repro"))

@@ -64,7 +64,8 @@ def replay_error(
 
 
 def prompt_lengths() -> list[int]:
-    """Fourteen unequal prompt lengths; the first K leave every remainder modulo K, for K = 2, 4, 8."""
+    """Fourteen unequal prompt lengths; the first K leave every remainder modulo K, for K = 2, 4,
+    8."""
     return [1 + (5 * i) % 16 for i in range(14)]
 
 

@@ -239,9 +239,8 @@ def test_a_claim_holds_if_all_its_tests_do_and_falls_with_one() -> None:
 def test_the_interval_draws_seeds_and_problems() -> None:
     rng = np.random.default_rng(0)
     assert judge.interval([np.full(50, 0.25)] * 3, RULE) == (0.25, 0.25)
-    low, high = judge.interval(
-        [np.zeros(50), np.ones(50)], RULE
-    )  # seeds that disagree: problems say nothing
+    # Seeds that disagree: problems say nothing.
+    low, high = judge.interval([np.zeros(50), np.ones(50)], RULE)
     assert (low, high) == (0.0, 1.0)
     noise = rng.normal(size=400)
     low, high = judge.interval([noise], RULE)  # one seed: the bootstrap of its problems
@@ -267,9 +266,8 @@ def test_roughness_is_what_the_trend_and_the_draw_of_problems_leave() -> None:
     assert ramp[2:-2] == [0.0] * 6
     assert judge.roughness(np.array([0.0, 0.0, 5.0, 0.0, 0.0]), exact[:5])[("2",)] == 16.0
     rng, still, moving = np.random.default_rng(1), [], []
-    noise = rng.uniform(
-        0.5, 1.5, size=12
-    )  # a policy that stands still has no roughness, however few problems are drawn
+    # A policy that stands still has no roughness, however few problems are drawn.
+    noise = rng.uniform(0.5, 1.5, size=12)
     for _ in range(4000):
         drawn = rng.normal(scale=noise**0.5)
         still.append(np.mean(list(judge.roughness(drawn, noise).values())))
@@ -350,9 +348,8 @@ def test_a_killed_cell_counts_every_unit_once(tmp_path: Path) -> None:
     }
     again.note(2, 4, [20, 0, 0, 200])  # read from what is saved: it keeps its cost
     assert again.total(numbered=True)["forwards"] == 40
-    assert Work(path).total(numbered=True) == again.total(
-        numbered=True
-    )  # killed before it published: nothing is left to do
+    # Killed before it published: nothing is left to do.
+    assert Work(path).total(numbered=True) == again.total(numbered=True)
 
 
 @pytest.fixture(scope="module")

@@ -88,9 +88,8 @@ def test_a_killed_stage_resumes_to_the_same_bytes(
     shutil.copytree(undisturbed, folder)
     remove_outputs(folder, stage)
     rng, kills, attempts, kept = random.Random(f"kill {stage}"), 0, 0, 0
-    while (
-        kills < NUM_KILLS or not kept
-    ):  # `kept`: kills that hit a stage which had finished work to go on from
+    # `kept`: kills that hit a stage which had finished work to go on from.
+    while kills < NUM_KILLS or not kept:
         attempts += 1
         assert attempts < 40, (
             f"{kills} kills hit a running stage, {kept} of them one that had resumed"
@@ -105,9 +104,8 @@ def test_a_killed_stage_resumes_to_the_same_bytes(
         process.kill()
         process.ended()
         after = finished(folder)
-        if not after and not snapshot(
-            folder
-        ):  # it was done first: start over, so that every kill hits work in progress
+        # It was done first: start over, so that every kill hits work in progress.
+        if not after and not snapshot(folder):
             remove_outputs(folder, stage)
             continue
         kills += 1
@@ -207,7 +205,8 @@ def finished(folder: Path) -> dict[str, float]:
         with safe_open(state, framework="pt") as file:
             return {"steps": float(file.get_tensor("num_steps"))}
     if list(directory.glob("rollouts/*")):
-        return {}  # RL writes an iteration's rollouts before its state: until then it may write them again
+        # RL writes an iteration's rollouts before its state: until then it may write them again
+        return {}
     return {str(path): -path.stat().st_mtime for path in directory.rglob("*.parquet")}
 
 

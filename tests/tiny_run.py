@@ -75,7 +75,8 @@ def tiny_params() -> dict[str, Any]:
 
 
 def write_params(folder: Path, params: dict[str, Any]) -> None:
-    """Writes params.yaml, its easy task file, and what the stages `code` and `params` make of it."""
+    """Writes params.yaml, its easy task file, and what the stages `code` and `params` make of
+    it."""
     folder.mkdir(parents=True, exist_ok=True)
     easy = [{"prompt": f"{i}?", "answer": "1", "solution": "1"} for i in range(120)]
     (folder / "easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in easy))

@@ -91,7 +91,8 @@ def trajectories(draw: st.DrawFn, block_size: int, full: bool) -> Trajectory:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[str, list[Trajectory], int]:
-    """A family, some trajectories of one block size, and a training block that is a multiple of it."""
+    """A family, some trajectories of one block size, and a training block that is a multiple of
+    it."""
     family = draw(st.sampled_from(sorted(FAMILIES)))
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     items = trajectories(block_size, FAMILIES[family].attention == "full")

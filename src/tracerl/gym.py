@@ -79,7 +79,10 @@ def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: s
             "nothing can judge this task",
             where=where,
             got=task,
-            wanted="a task with known answers, or a scorer that neither evaluates text nor pays nonsense",
+            wanted=(
+                "a task with known answers, or a scorer that neither evaluates text nor pays "
+                "nonsense"
+            ),
         )
     return items
 

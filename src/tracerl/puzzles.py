@@ -47,9 +47,8 @@ def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str,
 def _worked(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, list[str]] | None:
     """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to
     99; None if none does."""
-    left: list[tuple[int, str, int]] = [
-        (n, str(n), 3) for n in numbers
-    ]  # value, text, how tightly the text binds
+    # Value, text, how tightly the text binds.
+    left: list[tuple[int, str, int]] = [(n, str(n), 3) for n in numbers]
     steps: list[str] = []
     while len(left) > 1:
         i, j = (int(k) for k in rng.permutation(len(left))[:2])
@@ -151,7 +150,8 @@ def _all_grids() -> Iterator[tuple[int, ...]]:
 
 
 def _singles(clues: Sequence[int]) -> list[int] | None:
-    """The blanks in an order in which each has a single candidate; None if there is no such order."""
+    """The blanks in an order in which each has a single candidate; None if there is no such
+    order."""
     board, order = list(clues), []
     while 0 in board:
         for cell in range(16):

@@ -52,7 +52,8 @@ from tracerl.types import TASK_KINDS, Task
 # problem's own spec), "" if nothing.
 Generated = tuple[str, str, str, str]
 
-_LARGEST = 9  # some hundred facts: with two-digit values they were too many for fifty iterations of RL to reach
+# some hundred facts: with two-digit values they were too many for fifty iterations of RL to reach
+_LARGEST = 9
 
 _LARGEST_DIFFICULTY = 2**31 - 1  # the column is int32
 

@@ -1,1 +1,2 @@
-"""What every stage needs besides its work: its params and code, scratch folder, progress, signals."""
+"""What every stage needs besides its work: its params and code, scratch folder, progress,
+signals."""

@@ -1,4 +1,5 @@
-"""The scratch folder of a stage, data/scratch/<stage>-<fingerprint>: where it goes on after a kill."""
+"""The scratch folder of a stage, data/scratch/<stage>-<fingerprint>: where it goes on after a
+kill."""
 
 import fcntl
 import os

@@ -63,9 +63,8 @@ def test_generation_is_cut_at_stops_and_likelihood_is_refused(adapter, tmp_path)
 def test_the_harness_itself_evaluates_a_task_of_local_data(tmp_path, monkeypatch):
     """Two of four answers are what the model says, so the harness must find one half."""
     pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
-    monkeypatch.delitem(
-        sys.modules, "tracerl.evaluation.lm_eval_adapter", raising=False
-    )  # which may have the stand-in's class
+    # Which may have the stand-in's class.
+    monkeypatch.delitem(sys.modules, "tracerl.evaluation.lm_eval_adapter", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     from lm_eval import simple_evaluate

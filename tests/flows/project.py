@@ -36,7 +36,8 @@ Path("data").mkdir(exist_ok=True)
 if name == "report":
     Path("reports/report.html").write_text("<h1>The report</h1>")
 else:
-    Path(f"reports/metrics/{name}.json").write_text(json.dumps({"score": {"seed": seed}, "name": name}))
+    metrics = json.dumps({"score": {"seed": seed}, "name": name})
+    Path(f"reports/metrics/{name}.json").write_text(metrics)
     if name == "fragile" and any(Path("data/raw").glob("break*")):
         sys.exit("error: fragile found something to break on")
     Path(f"data/{name}.txt").write_text(f"{name} {seed if name == 'start' else ''}")

@@ -44,9 +44,8 @@ class Served:
     def _ask(self, method: str, path: str, data: Any = None) -> Any:
         for _ in range(20):
             answer = self.client.request(method, path, json=data)
-            if (
-                answer.status_code != 503
-            ):  # "database is locked": SQLite's way of asking to be asked again
+            # "database is locked": SQLite's way of asking to be asked again.
+            if answer.status_code != 503:
                 break
             time.sleep(0.5)
         assert answer.is_success, f"{answer.status_code} {answer.text}"

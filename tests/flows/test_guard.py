@@ -70,7 +70,10 @@ def test_an_orphan_in_another_session_is_asked_to_save_and_ends(tmp_path: Path, 
 
 
 def test_the_death_of_the_holder_ends_the_tree(tmp_path: Path) -> None:
-    holder = "import subprocess, sys, time; guard = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); time.sleep(600)"
+    holder = (
+        "import subprocess, sys, time; guard = subprocess.Popen(sys.argv[1:], "
+        "stdin=subprocess.PIPE); time.sleep(600)"
+    )
     running = subprocess.Popen(
         [sys.executable, "-c", holder, sys.executable, GUARD, sys.executable, "-c", FAMILY],
         cwd=tmp_path,
@@ -126,7 +129,8 @@ def test_the_death_of_who_runs_dvc_lets_the_stage_save_and_plain_dvc_goes_on_fro
         import sys
         from pathlib import Path
         from flows import process
-        process.run(process.dvc("repro", "--single-item", "slow"), Path.cwd(), Path("logs/slow.log"), print)
+        command = process.dvc("repro", "--single-item", "slow")
+        process.run(command, Path.cwd(), Path("logs/slow.log"), print)
     """
     running = subprocess.Popen(
         [sys.executable, "-c", runner],

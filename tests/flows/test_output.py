@@ -115,8 +115,12 @@ class Shown:
 def test_the_progress_bar_of_a_real_stage_is_understood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stages/runtime/progress.py writes it and flows/artifacts.py reads it; nothing else ties the two."""
-    stage = "from stages.runtime.progress import progress; show = progress('rl@short', 'iteration'); show(17, 50, ''); show(50, 50, 'reward 1')"
+    """stages/runtime/progress.py writes it and flows/artifacts.py reads it; nothing else ties
+    the two."""
+    stage = (
+        "from stages.runtime.progress import progress; show = progress('rl@short', "
+        "'iteration'); show(17, 50, ''); show(50, 50, 'reward 1')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", stage],
         env=environment(),

@@ -191,7 +191,8 @@ def test_the_pages_server_gives_reports_and_nothing_else(served: Served, first_r
 
 
 def troubles(page: Page) -> list[str]:
-    """Errors of the console. Prefect's server has no icons to give, which is nobody's fault here."""
+    """Errors of the console. Prefect's server has no icons to give, which is nobody's fault
+    here."""
     errors = [error for error in page.errors if not error.startswith("warning: ")]
     return [error for error in errors if "/favicon.ico" not in error and "/ico/" not in error]
 

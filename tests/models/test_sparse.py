@@ -1,4 +1,5 @@
-"""Attention in chunks is attention over the mask, forwards and backwards, and never makes the mask."""
+"""Attention in chunks is attention over the mask, forwards and backwards, and never makes the
+mask."""
 
 import pytest
 import torch

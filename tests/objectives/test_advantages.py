@@ -19,11 +19,12 @@ KINDS = ("group", "mean", "rloo")
     ("kind", "rewards", "advantages"),
     [
         ("group", [1, 0, 0, 1], [1, -1, -1, 1]),
+        # Population deviation sqrt(3)/4.
         (
             "group",
             [1, 0, 0, 0],
             [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)],
-        ),  # population deviation sqrt(3)/4
+        ),
         ("group", [1, 1, 1], [0, 0, 0]),
         ("mean", [1, 0, 0, 0], [0.75, -0.25, -0.25, -0.25]),
         ("rloo", [1, 0, 0, 0], [1, -1 / 3, -1 / 3, -1 / 3]),
@@ -106,10 +107,11 @@ def test_a_pass_rate_that_is_a_bound_lies_inside(size):
         ([0.5, 0.25], True),
         ([0.0, 0.1, 0.0, 0.0], True),
         ([1.0, 1.0, 0.9], True),
+        # As much is said of them as of 0.1: only a binary reward has a pass rate.
         (
             [0.0, 0.0, 0.0, 1.0],
             True,
-        ),  # as much is said of them as of 0.1: only a binary reward has a pass rate
+        ),
         ([0.0, 0.0], False),
         ([1.0, 1.0], False),
     ],
@@ -176,7 +178,8 @@ def test_a_chunk_is_paid_on_the_last_step_inside_it():
 @given(data=st.data())
 @settings(derandomize=True, deadline=None)
 def test_no_process_reward_is_lost_or_made(data):
-    """The rewards of the steps add up to those of the chunks, whatever steps and chunks there are."""
+    """The rewards of the steps add up to those of the chunks, whatever steps and chunks there
+    are."""
     size = data.draw(st.integers(1, 12))
     steps = np.unique(
         data.draw(st.lists(st.integers(0, 5), min_size=size, max_size=size)), return_inverse=True

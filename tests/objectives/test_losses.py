@@ -32,11 +32,12 @@ GROUP = torch.tensor([0, 0, 1, 2, 3, 3])
 @pytest.mark.parametrize(
     ("reduction", "divisor", "weights"),
     [
+        # Mean in a group, sum over groups, mean over responses.
         (
             "step",
             2,
             [1 / 4, 1 / 4, 1 / 2, 1 / 2, 1 / 4, 1 / 4],
-        ),  # mean in a group, sum over groups, mean over responses
+        ),
         ("token", 6, [1 / 6] * 6),
         ("fixed", 20, [1 / 20] * 6),  # two responses of at most ten tokens
     ],
@@ -211,9 +212,8 @@ def test_a_sequence_ratio_is_the_weighted_geometric_mean_of_its_responses_own_to
     gain = policy_gain(
         "sequence", log_ratio, doubles(0, 0, 0), doubles(2.0, 2.0, 1.0), (0.2, 0.2), source, weight
     )
-    assert gain.tolist() == pytest.approx(
-        [2.0, 2.0, 1.2]
-    )  # the third response's ratio e^0.5 is clipped
+    # The third response's ratio e^0.5 is clipped.
+    assert gain.tolist() == pytest.approx([2.0, 2.0, 1.2])
 
 
 def test_value_loss_takes_the_worse_of_the_plain_and_the_clipped_error():

@@ -152,9 +152,8 @@ def test_coupled_of_three_tokens():
         settings, [plan], [three()], [-1.0, -2.0, -0.5], [-1.0, -2.0, -0.7], [-1.0]
     )
     assert estimate == [-1.0, -2.0, -0.5]
-    assert gain == pytest.approx(
-        [-1.0, -1.0, -math.exp(0.2)]
-    )  # a worse token is pushed down from above 1.2 as well
+    # A worse token is pushed down from above 1.2 as well.
+    assert gain == pytest.approx([-1.0, -1.0, -math.exp(0.2)])
     assert weights == pytest.approx([1 / 3] * 3)
 
 
@@ -347,7 +346,8 @@ def test_step_merge_of_three_tokens():
 
 
 def test_the_order_of_three_positions_by_hand():
-    """Scores log 2, log 1, log 4, drawn in the order 2, 0, 1: 4/7, then 2/3, then a forced choice."""
+    """Scores log 2, log 1, log 4, drawn in the order 2, 0, 1: 4/7, then 2/3, then a forced
+    choice."""
     ranked = torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64).log()
     place, contest = torch.arange(3), torch.zeros(3, dtype=torch.int64)
     assert plackett_luce_logprobs(ranked, contest, place).exp().tolist() == pytest.approx(
@@ -570,16 +570,14 @@ def test_the_papers_counterexample_token_only_has_no_gradient_where_the_return_h
     plans = [
         segment_plan(t, 2, LLADA, 1, EVERYTHING, True, generator_for(1, "g")) for t in everything
     ]
-    plans = [
-        replace(p, states=p.states[:1], weights=p.weights[:1]) for p in plans
-    ]  # the horizon is one step
+    # The horizon is one step.
+    plans = [replace(p, states=p.states[:1], weights=p.weights[:1]) for p in plans]
     views = build_views(everything, plans, 2, LLADA, MASK_ID)
     gradients = {}
     for score in ("max_logit", "max_logprob"):
         tokens, order = token_and_order_logprobs(model, views, 1.0, 0.5, score)  # type: ignore[arg-type]
-        probability = (
-            (tokens + order).detach().exp()
-        )  # only writing token 1 is paid, so the other outcomes add nothing
+        # Only writing token 1 is paid, so the other outcomes add nothing.
+        probability = (tokens + order).detach().exp()
         exact = torch.autograd.grad((tokens + order).exp().sum(), model.theta, retain_graph=True)[0]
         token_only = torch.autograd.grad(
             (probability * tokens).sum(), model.theta, retain_graph=True

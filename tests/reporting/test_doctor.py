@@ -66,9 +66,8 @@ def test_adapters_need_state_for_themselves_only():
     data = tiny_params()
     data["rl"]["short"]["lora"] = LORA
     found = by_stage(parse_params(data, ""))
-    trained = 2 * (
-        2 * (32 + 32) + 2 * (64 + 32)
-    )  # two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32
+    # Two layers; rank 2; q_proj 32 to 32, down_proj 64 to 32.
+    trained = 2 * (2 * (32 + 32) + 2 * (64 + 32))
     assert found["rl@short"].state == 3 * 4 * trained
     assert found["rl@short"].weights == found["rl@long"].weights + 4 * trained
 

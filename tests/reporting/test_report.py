@@ -258,12 +258,13 @@ def test_text_of_a_model_cannot_become_markup(tmp_path):
         (0, 1, 1.0, [0, 1]),
         (7e-5, 4e-4, 0.0, [0, 1e-4, 2e-4, 3e-4, 4e-4]),
         (3.0, 3.0, 0.0, [1, 2, 3, 4, 5]),
+        # A share that is 0 all the time is never below it.
         (
             0.0,
             0.0,
             0.0,
             [0, 0.25, 0.5, 0.75, 1],
-        ),  # a share that is 0 all the time is never below it
+        ),
     ],
 )
 def test_ticks_are_round_numbers_that_enclose_the_values(low, high, least, expected):

@@ -123,7 +123,8 @@ def test_text_of_a_model_is_data_in_the_page(tmp_path):
 def revealed(page: Page) -> list[int]:
     """Unmasked tokens of each panel."""
     return page.run(
-        "[...document.querySelectorAll('.panel')].map((p) => p.querySelectorAll('i:not(.masked):not(.prompt)').length)"
+        "[...document.querySelectorAll('.panel')].map((p) => "
+        "p.querySelectorAll('i:not(.masked):not(.prompt)').length)"
     )
 
 
@@ -149,14 +150,16 @@ def test_keys_alone_play_step_search_and_choose(width, dark, page_file, tmp_path
         )
         page.press("ArrowDown")
         assert page.run(
-            "document.querySelector('[aria-selected=true]') === document.querySelectorAll('#list li')[1]"
+            "document.querySelector('[aria-selected=true]') === document.querySelectorAll('#list "
+            "li')[1]"
         )
         page.press("/", *"4+7")
         assert page.run("document.activeElement.id") == "search"
         assert 0 < page.run("document.querySelectorAll('#list li').length") < 8
         page.press("Escape")
         page.run(
-            "(document.getElementById('search').value = '', filter(), document.getElementById('verdict').value = 'wrong', filter())"
+            "(document.getElementById('search').value = '', filter(), "
+            "document.getElementById('verdict').value = 'wrong', filter())"
         )
         assert 0 < page.run("document.querySelectorAll('#list li').length") < 8
         assert page.run("document.documentElement.scrollWidth") <= width
@@ -181,7 +184,8 @@ def test_a_step_repaints_its_own_tokens_and_hundreds_of_responses_are_a_list_onl
         page.run(
             "const changed = new Set();"
             "new MutationObserver((all) => all.forEach((one) => changed.add(one.target)))"
-            ".observe(document.querySelector('.panel'), {subtree: true, childList: true, attributes: true})"
+            ".observe(document.querySelector('.panel'), {subtree: true, childList: true, "
+            "attributes: true})"
         )
         page.press("ArrowRight", "ArrowRight", "ArrowRight")
         assert 0 < page.run("changed.size") < 30

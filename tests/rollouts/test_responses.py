@@ -62,7 +62,10 @@ def test_a_file_of_responses_names_what_judged_them(tmp_path):
         CONTEXT,
     )
     write_rollouts(tmp_path / "rows.parquet", judged_table(rollouts))
-    query = f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE decode(key) = 'tracerl.judged_by'"
+    query = (
+        f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE "
+        "decode(key) = 'tracerl.judged_by'"
+    )
     with duckdb.connect() as connection:
         ((named,),) = connection.execute(query).fetchall()
     assert json.loads(named) == provenance({"sums"}) == {"verifier": VERSION}

@@ -46,7 +46,8 @@ def _chunks(row: Row, ends: list[int], scores: list[float]) -> Row:
 
 
 def _merged_steps(row: Row) -> Row:
-    """A step that no token has: the tokens of step 1 join step 2, which their block may not have."""
+    """A step that no token has: the tokens of step 1 join step 2, which their block may not
+    have."""
     return {**row, "step_map": [max(step, 2) for step in row["step_map"]]}
 
 

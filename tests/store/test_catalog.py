@@ -53,7 +53,10 @@ def test_a_view_without_files_is_empty_and_has_its_columns(view, tmp_path):
 def test_views_return_what_the_stages_wrote(tmp_path):
     for view in DATASETS:
         fill(tmp_path, view)
-    query = "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) WHERE sample_index = $index ORDER BY task_id"
+    query = (
+        "SELECT prompt, text, verdict, response_ids FROM rollouts JOIN tasks USING (task_id) "
+        "WHERE sample_index = $index ORDER BY task_id"
+    )
     rows = answer(connect(tmp_path), query, {"index": 0}).to_pylist()
     expected = [r for r in make_rollouts("rl@short", 1) if r.sample_index == 0]
     assert [(row["prompt"], row["text"], row["verdict"]) for row in rows] == [

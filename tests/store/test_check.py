@@ -30,11 +30,12 @@ def test_a_sound_folder_has_no_findings(folder):
 
 def test_a_corrupted_byte_is_named_with_row_group_and_column(folder):
     path = folder / "iter-00001.parquet"
+    # A map is two leaves.
     column = (
         pq.read_metadata(path)
         .row_group(0)
         .column(pq.read_schema(path).get_field_index("response_ids") + 1)
-    )  # a map is two leaves
+    )
     assert column.path_in_schema.startswith("response_ids")
     data = bytearray(path.read_bytes())
     data[column.data_page_offset + column.total_compressed_size // 3] ^= 0xFF

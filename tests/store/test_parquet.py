@@ -28,7 +28,8 @@ from pathlib import Path
 from tests.store.crafted import as_table, sound
 from tracerl.store.parquet import write_parquet
 for i in range(3):
-    write_parquet(Path(sys.argv[1]) / f"iter-{i:05d}-rank-{sys.argv[2]}.parquet", as_table("rollouts", sound("rollouts")))
+    path = Path(sys.argv[1]) / f"iter-{i:05d}-rank-{sys.argv[2]}.parquet"
+    write_parquet(path, as_table("rollouts", sound("rollouts")))
 """
     writers = [
         subprocess.Popen(

@@ -264,7 +264,8 @@ def test_every_view_and_macro_is_documented_and_every_question_numbered():
 def test_pass_at_k_is_the_unbiased_estimator(connection):
     rows = answer(
         connection,
-        "SELECT n, c, k, pass_at_k(n, c, k) AS p FROM range(1, 7) a(n), range(0, 7) b(c), range(1, 7) d(k) WHERE c <= n",
+        "SELECT n, c, k, pass_at_k(n, c, k) AS p FROM range(1, 7) a(n), range(0, 7) b(c), "
+        "range(1, 7) d(k) WHERE c <= n",
     )
     for row in rows.to_pylist():
         n, c, k = row["n"], row["c"], row["k"]

@@ -67,13 +67,14 @@ def test_the_vocabulary_is_not_checked_where_it_is_not_known(tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "block_size", "steps", "distinct", "inside"),
     [
+        # The first block holds one token of the response: step 3 is in two blocks.
         (
             3,
             4,
             [1, 3, 2, 3, 4, 3, 5, 5, 6],
             6,
             False,
-        ),  # the first block holds one token of the response: step 3 is in two blocks
+        ),
         (3, 4, [1, 3, 2, 2, 4, 5, 5, 5, 6], 6, True),
         (3, 2, [1, 1, 2, 2], 2, True),  # blocks of full attention start at the response
         (4, 4, [2, 1, 0, 0], 2, True),  # never reached

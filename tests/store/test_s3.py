@@ -57,7 +57,8 @@ def test_views_macros_and_text_come_from_s3(address):
     connection = connect(address)
     rows = answer(
         connection,
-        "SELECT text, decoded(response_ids) AS d, prompt FROM rollouts JOIN tasks USING (task_id) ORDER BY rollout_id",
+        "SELECT text, decoded(response_ids) AS d, prompt FROM rollouts JOIN tasks USING (task_id) "
+        "ORDER BY rollout_id",
     )
     assert rows.to_pylist() == [
         {"text": r.text, "d": r.text, "prompt": r.task.prompt}

@@ -167,7 +167,7 @@ def rows(folder: Path, iteration: int = 1) -> list[dict[str, Any]]:
     )
 
 
-def test_a_round_with_a_judge_of_steps_and_a_value_model_stores_what_it_paid_and_resumes_to_the_same_bits(
+def test_a_round_with_a_judge_and_a_value_model_stores_its_rewards_and_resumes_to_the_same_bits(
     tmp_path, monkeypatch
 ):
     responding(monkeypatch, 4)

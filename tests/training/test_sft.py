@@ -67,9 +67,8 @@ def test_a_known_solution_ends_where_a_block_of_the_sampler_ends(
     before = known(prompt, response)
     after = complete_last_block(before, block_size, TOKENIZER, record.attention)
     blocks = sampling_blocks(after, record, block_size)
-    tail = (
-        prompt % block_size if record.attention == "block_causal" else 0
-    )  # prompt tokens in the first block that is sampled
+    # Prompt tokens in the first block that is sampled.
+    tail = prompt % block_size if record.attention == "block_causal" else 0
     sizes = np.bincount(blocks - blocks[0])
     assert sizes.tolist() == [block_size - tail] * (tail > 0) + [block_size] * (
         len(sizes) - (tail > 0)

@@ -76,9 +76,8 @@ def pass_at_k(
     - c, k) / C(n, k) (Chen et al. 2021)."""
     wrong = num_samples - num_correct
     missed = np.ones(len(num_samples))
-    for i in range(
-        k
-    ):  # the product of (n - c - i) / (n - i), which is 0 as soon as fewer than k are wrong
+    # The product of (n - c - i) / (n - i), which is 0 as soon as fewer than k are wrong.
+    for i in range(k):
         missed *= np.maximum(wrong - i, 0) / (num_samples - i)
     return 1.0 - missed
 

@@ -60,7 +60,10 @@ def check_backend(backend: Backend, device: torch.device) -> None:
             "attention 'flash' needs the package flash-attn",
             where="compute.attention",
             got="it is not installed",
-            do="pip install --no-build-isolation 'tracerl[flash]', or set compute.attention to auto",
+            do=(
+                "pip install --no-build-isolation 'tracerl[flash]', or set compute.attention to "
+                "auto"
+            ),
         )
     if backend == "flash" and device.type != "cuda":
         raise ParamsError(
@@ -155,9 +158,9 @@ def attend(
         )
         return seen.transpose(1, 2)
     batch, heads, length, size = query.shape
-    if (
-        prepared.shape[2] == 1
-    ):  # all queries see the same keys, so that those of a group of heads can be taken for one another's
+    # All queries see the same keys, so that those of a group of heads can be taken for one
+    # another's.
+    if prepared.shape[2] == 1:
         mask = prepared.expand(-1, -1, groups * length, -1)
         folded = query.reshape(batch, heads // groups, groups * length, size)
         return F.scaled_dot_product_attention(folded, key, value, attn_mask=mask).reshape(

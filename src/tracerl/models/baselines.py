@@ -131,7 +131,8 @@ def pad_left(
 
 
 def copy_baseline(source: Path, target: Path) -> None:
-    """Copies what a baseline consists of: configs, tokenizer, safetensors; no code and no pickle."""
+    """Copies what a baseline consists of: configs, tokenizer, safetensors; no code and no
+    pickle."""
     target.mkdir(parents=True, exist_ok=True)
     for pattern in _FILES:
         for path in source.glob(pattern):

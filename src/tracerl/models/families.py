@@ -20,8 +20,8 @@ class Family:
     """what `model_type` of a published config.json may say (compared in lower case); the first is
     written for a new model"""
     classes: tuple[str, ...]
-    """published modelling classes, as `auto_map` and `architectures` name them; the first is written
-    for a new model"""
+    """published modelling classes, as `auto_map` and `architectures` name them; the first is
+    written     for a new model"""
     attention: Attention
     shift: Literal[0, 1]
     """0: logit i predicts token i; 1: logit i-1 does (models adapted from autoregressive ones)"""

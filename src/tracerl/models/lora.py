@@ -97,7 +97,8 @@ class LoraLinear(nn.Linear):
         return x * (draws >= rate) / (1 - rate)
 
     def merge(self) -> nn.Linear:
-        """The layer with its adapter added to the weight, in float32 or wider before it is rounded."""
+        """The layer with its adapter added to the weight, in float32 or wider before it is
+        rounded."""
         weight = self.weight.detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
         change = self.scale * (
@@ -217,9 +218,8 @@ def settings_of(
             "dropout": config.get("lora_dropout", 0.0),
             "targets": sorted(targets),
         }
-        return Lora.model_validate_json(
-            json.dumps(values)
-        )  # JSON's rules: a whole number may be a float
+        # JSON's rules: a whole number may be a float.
+        return Lora.model_validate_json(json.dumps(values))
     except (KeyError, ValueError) as error:
         raise CheckpointError(
             "the adapter's config is damaged",
@@ -245,7 +245,8 @@ def draw_adapters(model: Transformer, generator: np.random.Generator) -> None:
 
 
 def _linear_layers(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
-    """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or not."""
+    """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or
+    not."""
     for path, layer in model.named_modules():
         if (
             isinstance(layer, nn.Linear)
@@ -258,7 +259,8 @@ def _linear_layers(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
 def _published(name: str, model: Transformer) -> str:
     """PEFT's name of one of our adapters' tensors."""
     path, kind = name.removesuffix(".weight").rsplit(".", 1)
-    return f"{_PREFIX}{published_name(f'{path}.weight', model.family).removesuffix('.weight')}.{kind}.weight"
+    published = published_name(f"{path}.weight", model.family).removesuffix(".weight")
+    return f"{_PREFIX}{published}.{kind}.weight"
 
 
 def _published_targets(model: Transformer) -> list[str]:

@@ -19,12 +19,11 @@ from tracerl.models.families import Attention
 
 PAD = -1
 CLEAN = 0
-COMMON = (
-    1 << 40
-)  # the stream of clean tokens that every document of their row sees (a prompt that several responses share)
-DOCUMENT = (
-    1 << 20
-)  # added to all streams of a row's second document, twice to those of its third, ...
+# The stream of clean tokens that every document of their row sees (a prompt that several responses
+# share).
+COMMON = 1 << 40
+# Added to all streams of a row's second document, twice to those of its third, ...
+DOCUMENT = 1 << 20
 
 
 @dataclass(frozen=True)

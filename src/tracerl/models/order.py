@@ -37,7 +37,8 @@ class OrderModule(nn.Module):
 
 
 def draw_order_module(module: OrderModule, generator: np.random.Generator) -> None:
-    """Fresh weights: normal inside, zero in the last layer, so that the order is uniform at first."""
+    """Fresh weights: normal inside, zero in the last layer, so that the order is uniform at
+    first."""
     with torch.no_grad():
         shape = tuple(module.inner.weight.shape)
         drawn = generator.standard_normal(shape) * shape[1] ** -0.5

@@ -142,7 +142,8 @@ def fit_order_module(policy: Policy, generator: np.random.Generator) -> None:
 
 
 def save_order_module(policy: Policy, checkpoint: Path) -> None:
-    """Writes the order module, if there is one, into the folder `order` of a checkpoint directory."""
+    """Writes the order module, if there is one, into the folder `order` of a checkpoint
+    directory."""
     if policy.order is not None:
         save_module(policy.order, checkpoint / FOLDER)
 

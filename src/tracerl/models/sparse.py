@@ -36,7 +36,8 @@ class Chunk:
 
 
 def chunks_of(blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:
-    """The chunks of a pass whose keys are its queries; blocks and streams int64 [B, L] on the CPU."""
+    """The chunks of a pass whose keys are its queries; blocks and streams int64 [B, L] on the
+    CPU."""
     return [
         chunk for row in range(len(blocks)) for chunk in _row_chunks(row, blocks[row], streams[row])
     ]

@@ -99,7 +99,10 @@ class Tokenizer:
             raise DataError(
                 "a text holds characters that the tokenizer has no token for",
                 got=ascii(text[:80]),
-                do="the default model's tokenizer knows printable ASCII and line breaks; import a checkpoint with a larger one",
+                do=(
+                    "the default model's tokenizer knows printable ASCII and line breaks; import a "
+                    "checkpoint with a larger one"
+                ),
             ) from error
         return ids
 
@@ -155,9 +158,8 @@ class Tokenizer:
 def character_tokenizer() -> Tokenizer:
     """One token per printable ASCII character, plus the mask and the end token (ids 0 and 1)."""
     vocabulary = {MASK: 0, END: 1} | {character: 2 + i for i, character in enumerate(_CHARACTERS)}
-    file = TokenizerFile(
-        models.WordLevel(vocabulary, unk_token="<unknown>")
-    )  # not in the vocabulary: an unknown character is an error
+    # Not in the vocabulary: an unknown character is an error.
+    file = TokenizerFile(models.WordLevel(vocabulary, unk_token="<unknown>"))
     file.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     file.decoder = decoders.Fuse()
     file.add_special_tokens([AddedToken(MASK, special=True), AddedToken(END, special=True)])
@@ -206,7 +208,10 @@ def load_tokenizer(
             "no mask or end token is named",
             where=str(directory),
             got=f"mask {mask}, end {list(ends)}",
-            wanted="mask_token and eos_token in tokenizer_config.json (or mask_token_id in config.json)",
+            wanted=(
+                "mask_token and eos_token in tokenizer_config.json (or mask_token_id in "
+                "config.json)"
+            ),
             do="add them there, or set base.token_ids in the params",
         )
     _check_mask(parts.file, mask, ends, pad, directory)

@@ -36,7 +36,8 @@ class ValueModel(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, layout: Layout, at: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
-        """Values [T] read at rows and columns `at`, float32 or wider, for input_ids int64 [B, L]."""
+        """Values [T] read at rows and columns `at`, float32 or wider, for input_ids int64 [B,
+        L]."""
         hidden: torch.Tensor = self.transformer(input_ids, layout)
         values: torch.Tensor = self.value_head(hidden[at]).squeeze(-1)
         return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -53,6 +54,9 @@ def load_value_model(policy: Policy, checkpoint: Path) -> ValueModel:
     Raises CheckpointError if the checkpoint has none or one of another shape.
     """
     model = ValueModel(policy)
-    wanted = "a value model of the policy's shape, saved by a round with advantages 'gae' and the same lora"
+    wanted = (
+        "a value model of the policy's shape, saved by a round with advantages 'gae' and the "
+        "same lora"
+    )
     load_module(model, checkpoint / FOLDER, "value model", wanted, "set value.start to 'policy'")
     return model

@@ -7,7 +7,9 @@ and world size therefore cannot change a loss.
 
 import torch
 
-MAX_LOG_RATIO = 20.0  # exp(20) = 5e8: log-ratios are clamped here, so that an overflow shows as a huge ratio and not as infinity
+# exp(20) = 5e8: log-ratios are clamped here, so that an overflow shows as a huge ratio and not as
+# infinity
+MAX_LOG_RATIO = 20.0
 
 
 def denominator(reduction: str, num_responses: int, num_tokens: float, fixed_length: int) -> float:

@@ -456,7 +456,8 @@ def _causal_row(trajectory: Trajectory, plan: Plan, family: Family) -> _Row:
 def _block_row(
     trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
 ) -> _Row:
-    """[clean | noisy views], each noisy view only with the blocks in which it predicts something."""
+    """[clean | noisy views], each noisy view only with the blocks in which it predicts
+    something."""
     canvas = _canvas(trajectory, plan, block_size, family, mask_id)
     prompt = len(trajectory.prompt_ids)
     response = len(trajectory.response_ids)

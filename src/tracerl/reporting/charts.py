@@ -121,7 +121,8 @@ def change_chart(title: str, changes: Sequence[Change], text: Format = plain) ->
     ]
     for tick, label in zip(x_ticks, _tick_texts(x_ticks, text), strict=True):
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" y="{bottom + 14}">{label}</text>'
+            f'<text class="tick" text-anchor="middle" x="{_n(to_x(tick))}" '
+            f'y="{bottom + 14}">{label}</text>'
         )
     for i, change in enumerate(changes):
         parts += _change_row(change, top + row_height * i, to_x, text)
@@ -140,13 +141,18 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
     for row, line in enumerate(cells):
         y = top + height * row
         parts.append(
-            f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" y="{_n(y + height / 2 + 4)}">{row}</text>'
+            f'<text class="tick" text-anchor="end" x="{_LEFT - 6}" '
+            f'y="{_n(y + height / 2 + 4)}">{row}</text>'
         )
         for column, share in enumerate(line):
             x, text = _LEFT + width * column, f"{100 * share:.0f}"
-            tip = f"<title>{escape(y_label)} {row}, {escape(x_label)} {column + 1}: {100 * share:.1f}%</title>"
+            tip = (
+                f"<title>{escape(y_label)} {row}, {escape(x_label)} {column + 1}: "
+                f"{100 * share:.1f}%</title>"
+            )
             parts.append(
-                f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" height="{_n(height - 1)}" '
+                f'<rect class="heat" x="{_n(x + 0.5)}" y="{_n(y + 0.5)}" width="{_n(width - 1)}" '
+                f'height="{_n(height - 1)}" '
                 f'fill-opacity="{0.04 + 0.9 * share:.2f}">{tip}</rect>'
             )
             if width >= 22 and height >= 13:
@@ -156,11 +162,13 @@ def heat_map(title: str, cells: Sequence[Sequence[float]], x_label: str, y_label
     for column in range(0, columns, every):
         centre = _n(_LEFT + width * (column + 0.5))
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{centre}" y="{_n(bottom + 14)}">{column + 1}</text>'
+            f'<text class="tick" text-anchor="middle" x="{centre}" '
+            f'y="{_n(bottom + 14)}">{column + 1}</text>'
         )
     parts.append(f'<text class="name" x="2" y="33">{escape(y_label)}</text>')
     parts.append(
-        f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" y="{_n(bottom + 28)}">{escape(x_label)}</text>'
+        f'<text class="name" text-anchor="end" x="{_WIDTH - _RIGHT}" '
+        f'y="{_n(bottom + 28)}">{escape(x_label)}</text>'
     )
     return _svg(title, round(bottom + 34), parts)
 
@@ -185,7 +193,8 @@ def histogram(
             x, y = _LEFT + slot * (i + 0.1) + bar * number, to_y(share)
             tip = f"<title>{escape(name)}, {escape(labels[i])}: {percent(share)}</title>"
             parts.append(
-                f'<rect class="dot s{number}" x="{_n(x)}" y="{_n(y)}" width="{_n(bar)}" height="{_n(_HEIGHT - _BOTTOM - y)}">{tip}</rect>'
+                f'<rect class="dot s{number}" x="{_n(x)}" y="{_n(y)}" width="{_n(bar)}" '
+                f'height="{_n(_HEIGHT - _BOTTOM - y)}">{tip}</rect>'
             )
     return _svg(title, _HEIGHT, [*parts, _legend([(name, "") for name, _ in series])])
 
@@ -201,22 +210,27 @@ def won_lost_chart(title: str, rows: Sequence[tuple[str, int, int]]) -> str:
         y = top + row_height * i
         parts.append(f'<text class="key" x="2" y="{y + 10}">{escape(label)}</text>')
         parts.append(
-            f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{won - lost:+d}</text>'
+            f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" '
+            f'y="{y + 10}">{won - lost:+d}</text>'
         )
         parts.append(
-            f'<rect class="dot s1" x="{_n(middle - lost * reach)}" y="{y + 16}" width="{_n(lost * reach)}" height="12"/>'
+            f'<rect class="dot s1" x="{_n(middle - lost * reach)}" y="{y + 16}" '
+            f'width="{_n(lost * reach)}" height="12"/>'
         )
         parts.append(
-            f'<rect class="dot s2" x="{_n(middle)}" y="{y + 16}" width="{_n(won * reach)}" height="12"/>'
+            f'<rect class="dot s2" x="{_n(middle)}" y="{y + 16}" width="{_n(won * reach)}" '
+            'height="12"/>'
         )
         parts.append(
-            f'<text class="tick" text-anchor="end" x="{_n(middle - lost * reach - 4)}" y="{y + 26}">{lost} lost</text>'
+            f'<text class="tick" text-anchor="end" x="{_n(middle - lost * reach - 4)}" '
+            f'y="{y + 26}">{lost} lost</text>'
         )
         parts.append(
             f'<text class="tick" x="{_n(middle + won * reach + 4)}" y="{y + 26}">{won} won</text>'
         )
     parts.append(
-        f'<line class="axis" x1="{_n(middle)}" x2="{_n(middle)}" y1="{top + 12}" y2="{height - 4}"/>'
+        f'<line class="axis" x1="{_n(middle)}" x2="{_n(middle)}" y1="{top + 12}" '
+        f'y2="{height - 4}"/>'
     )
     return _svg(title, height, parts)
 
@@ -266,7 +280,10 @@ def _n(value: float) -> str:
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:
-    head = f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(title)}">'
+    head = (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="{escape(title)}">'
+    )
     return "".join(
         [head, f'<text class="title" x="2" y="15">{escape(title)}</text>', *parts, "</svg>"]
     )
@@ -289,7 +306,8 @@ def _axes(
     for x, label in x_ticks:
         parts.append(f'<line class="axis" x1="{_n(x)}" x2="{_n(x)}" y1="{base}" y2="{base + 4}"/>')
         parts.append(
-            f'<text class="tick" text-anchor="middle" x="{_n(x)}" y="{base + 15}">{escape(label)}</text>'
+            f'<text class="tick" text-anchor="middle" x="{_n(x)}" '
+            f'y="{base + 15}">{escape(label)}</text>'
         )
     return [
         *parts,
@@ -311,7 +329,8 @@ def _line(series: Series, css: str, to_x: Scale, to_y: Scale, text: Format) -> l
     for x, y in points if len(points) <= _MAX_DOTS else points[-1:]:
         value = f"<title>{escape(f'{plain(x)}: {text(y)}')}</title>"
         parts.append(
-            f'<circle class="dot {css}" cx="{_n(to_x(x))}" cy="{_n(to_y(y))}" r="2.6">{value}</circle>'
+            f'<circle class="dot {css}" cx="{_n(to_x(x))}" cy="{_n(to_y(y))}" '
+            f'r="2.6">{value}</circle>'
         )
     return parts
 
@@ -322,7 +341,8 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
     for i, (label, value) in enumerate(entries):
         parts.append(f'<line class="line s{i}" x1="{_n(x)}" x2="{_n(x + 14)}" y1="31" y2="31"/>')
         parts.append(
-            f'<text class="key" x="{_n(x + 19)}" y="35">{escape(label)} <tspan class="last">{escape(value)}</tspan></text>'
+            f'<text class="key" x="{_n(x + 19)}" y="35">{escape(label)} <tspan '
+            f'class="last">{escape(value)}</tspan></text>'
         )
         x += 19 + 6.1 * len(f"{label} {value}") + 14
     return "".join(parts)
@@ -333,14 +353,16 @@ def _change_row(change: Change, y: int, to_x: Scale, text: Format) -> list[str]:
     values = f"{text(change.before)} → {text(change.after)}"
     parts = [
         f'<text class="key" x="2" y="{y + 10}">{escape(change.label)}</text>',
-        f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" y="{y + 10}">{escape(values)}</text>',
+        f'<text class="key last" text-anchor="end" x="{_WIDTH - 2}" '
+        f'y="{y + 10}">{escape(values)}</text>',
         f'<line class="move" x1="{_n(before)}" x2="{_n(after)}" y1="{middle}" y2="{middle}"/>',
     ]
     for interval, css, dy in ((change.before_interval, "s1", 4), (change.after_interval, "s0", -4)):
         if interval:
             low, high = to_x(interval[0]), to_x(interval[1])
             parts.append(
-                f'<line class="whisker {css}" x1="{_n(low)}" x2="{_n(high)}" y1="{middle + dy}" y2="{middle + dy}"/>'
+                f'<line class="whisker {css}" x1="{_n(low)}" x2="{_n(high)}" y1="{middle + dy}" '
+                f'y2="{middle + dy}"/>'
             )
     parts.append(f'<circle class="hollow s1" cx="{_n(before)}" cy="{middle}" r="5"/>')
     return [*parts, f'<circle class="dot s0" cx="{_n(after)}" cy="{middle}" r="3.6"/>']

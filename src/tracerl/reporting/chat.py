@@ -90,7 +90,8 @@ def converse(
         prompt = [*tokenizer.chat_ids(asked), *opening_ids(tokenizer, settings)]
         if len(prompt) > settings.max_prompt_tokens:
             console.print(
-                f"The conversation is {len(prompt)} tokens long, the limit is {settings.max_prompt_tokens}: /reset it.",
+                f"The conversation is {len(prompt)} tokens long, the limit is "
+                f"{settings.max_prompt_tokens}: /reset it.",
                 style="red",
             )
             continue
@@ -135,4 +136,7 @@ def _respond(
 def _summary(trajectory: Trajectory, seconds: float) -> str:
     tokens, passes = trajectory.num_tokens, trajectory.num_forwards
     cut = " (cut at the limit)" if trajectory.stop_reason == "length" else ""
-    return f"{tokens} tokens in {trajectory.num_steps} steps, {passes} passes, {tokens / max(seconds, 1e-9):.0f} tokens/s{cut}"
+    return (
+        f"{tokens} tokens in {trajectory.num_steps} steps, {passes} passes, "
+        f"{tokens / max(seconds, 1e-9):.0f} tokens/s{cut}"
+    )

@@ -194,7 +194,8 @@ WITH responses AS (FROM rollouts UNION ALL FROM evals UNION ALL FROM traces)
 SELECT r.*, coalesce(t.prompt, '') AS prompt, coalesce(t.answer, '') AS answer
 FROM (FROM responses WHERE {condition}) r LEFT JOIN tasks t USING (task_id)
 WHERE list_contains($tasks, r.task_id)
-QUALIFY row_number() OVER (PARTITION BY r.task_id, r.sample_index ORDER BY r.iteration DESC, r.rollout_id) = 1
+QUALIFY row_number() OVER (
+    PARTITION BY r.task_id, r.sample_index ORDER BY r.iteration DESC, r.rollout_id) = 1
 """
 _UNKNOWN = 255  # a confidence that was not recorded
 
@@ -223,7 +224,10 @@ def chosen_responses(
         raise DataError(
             "no response meets the condition",
             got=condition,
-            do="look with `tracerl sql 'select stage, iteration, count(*) from rollouts group by all'`",
+            do=(
+                "look with `tracerl sql 'select stage, iteration, count(*) from rollouts group by "
+                "all'`"
+            ),
         )
     if against is None:
         return [Response(row) for row in rows]

@@ -102,7 +102,8 @@ def check_folder(folder: Path, table: str, vocab_size: int | None) -> Iterator[F
         if manifest is None:
             yield Finding(
                 folder,
-                f"there is no {MANIFEST}: a file that was lost or changed would not be noticed (run its stage again)",
+                f"there is no {MANIFEST}: a file that was lost or changed would not be noticed "
+                "(run its stage again)",
             )
     there = sorted(folder.glob("*.parquet"))
     for name in sorted((manifest or {}).keys() - {path.name for path in there}):
@@ -132,7 +133,8 @@ def _check_file(
         size = path.stat().st_size
         yield Finding(
             path,
-            f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes when it was written",
+            f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes "
+            "when it was written",
         )
     try:
         file, _ = open_parquet(path, table)

@@ -27,15 +27,16 @@ FILES_RULE = "files_are_sound"
 
 # One row per group; the figures that are not null drift against the baseline.
 _RESPONSES = """
-SELECT {group} AS "group", count(*) AS num_rows, {passed} AS pass_rate, avg((stop_reason = 'length')::DOUBLE) AS truncation,
+SELECT {group} AS "group", count(*) AS num_rows, {passed} AS pass_rate,
+    avg((stop_reason = 'length')::DOUBLE) AS truncation,
     avg((verdict = 'undecided')::DOUBLE) AS undecided, avg(num_tokens) AS mean_length,
     tokens_per_step(num_tokens, nullif(num_denoising_forwards, 0)) AS tokens_per_step
 FROM {dataset} GROUP BY ALL ORDER BY ALL
 """
 _FIGURES = {
     "tasks": """
-        SELECT task_set || ' ' || split AS "group", count(*) AS num_rows, avg(difficulty) AS mean_difficulty,
-            avg(length(prompt)) AS mean_prompt, avg(length(solution)) AS mean_solution
+        SELECT task_set || ' ' || split AS "group", count(*) AS num_rows,
+            avg(difficulty) AS mean_difficulty, avg(length(prompt)) AS mean_prompt, avg(length(solution)) AS mean_solution
         FROM tasks GROUP BY ALL ORDER BY ALL""",
     # The pass rate of known solutions is not a figure of the model's.
     "traces": _RESPONSES.format(
@@ -102,7 +103,8 @@ def gather(
         more = list(finding.broken.first) if finding.broken else [str(finding)]
         count = finding.broken.count if finding.broken else 1
         violations[name] = Violation(old.says, old.count + count, [*old.first, *more][:NUM_FIRST])
-    pa.default_memory_pool().release_unused()  # DuckDB has a pool of its own: the two shall not add up
+    # DuckDB has a pool of its own: the two shall not add up
+    pa.default_memory_pool().release_unused()
     connection = connect(root, skip_damaged=True)
     for name, (says, query) in SET_RULES[dataset].items():
         violations[name] = Violation(says, *broken_between_rows(connection, query))
@@ -118,7 +120,8 @@ def gather(
 
 
 def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | None:
-    """Largest relative change of a figure against the accepted run; None if that has no such group."""
+    """Largest relative change of a figure against the accepted run; None if that has no such
+    group."""
     changes = [
         abs(group[name] - old) / max(abs(old), 0.01)
         for name, old in accepted.items()

@@ -47,7 +47,10 @@ class Broken:
 
     def __str__(self) -> str:
         rows = f"{self.count} row{'s' if self.count > 1 else ''}, first {', '.join(self.first)}"
-        return f"{self.path}, row group {self.row_group}, column {self.rule.column}: {self.rule.says} ({rows})"
+        return (
+            f"{self.path}, row group {self.row_group}, column {self.rule.column}: "
+            f"{self.rule.says} ({rows})"
+        )
 
 
 _PADDED = "num_prompt_tokens + len(response_ids)"
@@ -161,13 +164,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "logprobs_are_known",
             "logprobs",
-            "remasking <> 'preferred' AND isnan(highest_logprob) AND isnan(list_max(logprobs[:num_tokens]))",
+            "remasking <> 'preferred' AND isnan(highest_logprob) AND "
+            "isnan(list_max(logprobs[:num_tokens]))",
             "every sampled token has a log-probability",
         ),
         Rule(
             "filtered_where_filtered",
             "filtered_logprobs",
-            "remasking <> 'preferred' AND (top_k <> 0 OR top_p < 1) <> (filtered_logprobs IS NOT NULL)",
+            "remasking <> 'preferred' AND (top_k <> 0 OR top_p < 1) <> (filtered_logprobs IS NOT "
+            "NULL)",
             "log-probabilities under a filter are stored exactly where there was one",
         ),
         Rule(
@@ -182,7 +187,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "order_where_drawn",
             "order_in_step",
-            "(remasking = 'plackett_luce') <> (order_in_step IS NOT NULL AND order_logprobs IS NOT NULL)",
+            "(remasking = 'plackett_luce') <> (order_in_step IS NOT NULL AND order_logprobs IS "
+            "NOT NULL)",
             "the order within steps is stored exactly where it was drawn",
         ),
         Rule(
@@ -210,7 +216,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "parts_make_the_reward",
             "reward_parts",
-            "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - reward) > 1e-6",
+            "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - reward) > "
+            "1e-6",
             "reward parts add up to the reward",
         ),
         Rule(
@@ -222,16 +229,20 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(
             "chunks_are_the_response",
             "chunk_ends",
-            "chunk_ends IS NOT NULL AND (len(chunk_ends) = 0 OR chunk_ends[-1] <> num_tokens OR chunk_ends[1] < 1"
-            " OR len(list_distinct(chunk_ends)) <> len(chunk_ends) OR list_sort(chunk_ends) <> chunk_ends)",
+            "chunk_ends IS NOT NULL AND (len(chunk_ends) = 0 OR chunk_ends[-1] <> num_tokens OR "
+            "chunk_ends[1] < 1"
+            " OR len(list_distinct(chunk_ends)) <> len(chunk_ends) OR list_sort(chunk_ends) <> "
+            "chunk_ends)",
             "chunks follow each other from the first counted token to the last",
         ),
         Rule(
             "chunks_are_scored",
             "chunk_scores",
-            "(chunk_ends IS NULL) <> (chunk_scores IS NULL) OR (chunk_ends IS NULL) <> (chunk_rewards IS NULL)"
+            "(chunk_ends IS NULL) <> (chunk_scores IS NULL) OR (chunk_ends IS NULL) <> "
+            "(chunk_rewards IS NULL)"
             " OR len(chunk_scores) <> len(chunk_ends) OR len(chunk_rewards) <> len(chunk_ends)"
-            " OR len(list_filter(chunk_scores, lambda score: NOT isnan(score) AND abs(score) > 1)) > 0"
+            " OR len(list_filter(chunk_scores, lambda score: NOT isnan(score) AND abs(score) > "
+            "1)) > 0"
             " OR len(list_filter(chunk_rewards, lambda reward: NOT isfinite(reward))) > 0",
             "every chunk has a score from -1 to 1, or none, and a finite reward",
         ),
@@ -255,7 +266,8 @@ def _responses(dataset: str, wrong_split: str) -> dict[str, tuple[str, str]]:
         ),
         "responses_are_unique": (
             "a stage samples each response of a task once",
-            f"SELECT min(rollout_id) AS id FROM {dataset} WHERE remasking <> 'preferred' GROUP BY stage, iteration, task_id, sample_index"
+            f"SELECT min(rollout_id) AS id FROM {dataset} WHERE remasking <> 'preferred' GROUP BY "
+            "stage, iteration, task_id, sample_index"
             " HAVING count(*) > 1",
         ),
         "tasks_are_known": (
@@ -264,12 +276,16 @@ def _responses(dataset: str, wrong_split: str) -> dict[str, tuple[str, str]]:
         ),
         "splits_are_kept": (
             "training uses train tasks and evaluation test tasks",
-            f"SELECT rollout_id AS id FROM {dataset} JOIN tasks USING (task_id) WHERE {wrong_split}",
+            f"SELECT rollout_id AS id FROM {dataset} JOIN tasks USING (task_id) WHERE "
+            f"{wrong_split}",
         ),
     }
 
 
-_PROMPTS = "SELECT task_id, task_set, split, answer, regexp_replace(lower(prompt), '\\s+', '', 'g') AS prompt FROM tasks"
+_PROMPTS = (
+    "SELECT task_id, task_set, split, answer, regexp_replace(lower(prompt), '\\s+', '', "
+    "'g') AS prompt FROM tasks"
+)
 
 # Data set -> what must be true between its rows: the law in words, and a query for the ids of rows
 # that break it.
@@ -286,7 +302,8 @@ SET_RULES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "answers_agree": (
             "a problem has one answer",
-            f"WITH plain AS ({_PROMPTS}) SELECT min(task_id) AS id FROM plain GROUP BY task_set, prompt HAVING count(DISTINCT answer) > 1",
+            f"WITH plain AS ({_PROMPTS}) SELECT min(task_id) AS id FROM plain GROUP BY task_set, "
+            "prompt HAVING count(DISTINCT answer) > 1",
         ),
     },
     "traces": _responses("traces", "split <> 'train'"),
@@ -310,9 +327,8 @@ def broken_rules(path: Path, table: str, vocab_size: int | None) -> Iterator[Bro
     any_broken = (
         f"SELECT 1 FROM stored WHERE {' OR '.join(f'({rule.broken})' for rule in rules)} LIMIT 1"
     )
-    ids = [
-        f"list({_ID[table]}) FILTER (WHERE {rule.broken})" for rule in rules
-    ]  # one aggregate, so that a condition is evaluated once
+    # One aggregate, so that a condition is evaluated once.
+    ids = [f"list({_ID[table]}) FILTER (WHERE {rule.broken})" for rule in rules]
     counts = ", ".join(f"coalesce(len({one}), 0), ({one})[:{NUM_FIRST}]" for one in ids)
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
         connection.execute("SET enable_progress_bar = false")  # it would print
@@ -418,9 +434,8 @@ def _block_starts(
         rows["num_prompt_tokens"].to_numpy().astype(np.int64),
         np.maximum(rows["block_size"].to_numpy(), 1).astype(np.int64),
     )
-    outside = np.where(
-        (prompt + lengths) % size == 0, prompt % size, 0
-    )  # tokens of the prompt in the first block
+    # Tokens of the prompt in the first block.
+    outside = np.where((prompt + lengths) % size == 0, prompt % size, 0)
     counts = -(-(lengths + outside) // size)
     row = np.repeat(np.arange(len(lengths)), counts)
     nth = np.arange(len(row)) - np.repeat(counts.cumsum() - counts, counts)
@@ -446,9 +461,8 @@ def _steps_in_blocks(
 ) -> npt.NDArray[np.bool_]:
     """Of each row, whether the first step of every block comes after the last of the block before.
     Step 0 (never reached) is last."""
-    first = (
-        np.minimum.reduceat((steps - 1).view(np.uint32), starts).astype(np.int64) + 1
-    )  # 0 and below wrap to the end
+    # 0 and below wrap to the end.
+    first = np.minimum.reduceat((steps - 1).view(np.uint32), starts).astype(np.int64) + 1
     last = np.maximum.reduceat(steps, starts)
     crosses = (first[1:] <= last[:-1]) & (row[1:] == row[:-1])
     kept = np.ones(num_rows, dtype=bool)

@@ -51,7 +51,10 @@ class RunFiles:
             raise DataError(
                 "there is no run here",
                 where=str(root),
-                wanted=f"a folder that holds {', '.join(_PARTS_OF_A_RUN[:-1])} or {_PARTS_OF_A_RUN[-1]}",
+                wanted=(
+                    f"a folder that holds {', '.join(_PARTS_OF_A_RUN[:-1])} or "
+                    f"{_PARTS_OF_A_RUN[-1]}"
+                ),
                 do="name the folder of a run with --root",
             )
 

@@ -199,7 +199,8 @@ def _leaves(stage: str, name: str, step: int | None, value: Any) -> Iterator[dic
 
 
 def _curve(run: RunFiles, path: str) -> Iterator[dict[str, Any]]:
-    """A row for each number of a curve; words of a row (the remasking mode) are part of the name."""
+    """A row for each number of a curve; words of a row (the remasking mode) are part of the
+    name."""
     stage, _, held_out = path.rsplit("/", 1)[1].removesuffix(".tsv").partition("-held-out")
     curve = "held-out" if held_out or path.endswith("-held-out.tsv") else "train"
     for row in curve_rows(run.text(path), path):

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 SCHEMA_VERSION = 4
 VERSION_KEY = b"tracerl.schema_version"
-JUDGED_BY_KEY = b"tracerl.judged_by"  # of a file of responses: what their verdicts depend on besides task and text, as JSON
+# Of a file of responses: what their verdicts depend on besides task and text, as JSON.
+JUDGED_BY_KEY = b"tracerl.judged_by"
 _META = {VERSION_KEY: str(SCHEMA_VERSION).encode()}
 
 
@@ -137,7 +138,7 @@ DATASETS = {
 MARKS = {
     "held_out": "whether the response is to a held-out problem",
     "unfinished": "whether its stage has not ended: the row lies in data/scratch",
-    "outdated": "whether params.yaml or an input has changed since the stage ran, as dvc.lock has it",
+    "outdated": "whether params or an input changed since the stage ran, as dvc.lock has it",
 }
 
 

@@ -15,7 +15,9 @@ from pygments.lexers.sql import SqlLexer
 
 from tracerl.store.catalog import DECODED, MACROS, VIEWS
 
-HELP = """End a statement with ; and Enter. Tab completes, Up recalls, Ctrl-C stops a query or clears the line, Ctrl-D leaves.
+HELP = """\
+End a statement with ; and Enter. Tab completes, Up recalls, Ctrl-C stops a query or clears
+the line, Ctrl-D leaves.
   .help            this text
   .tables          the views
   .columns VIEW    the columns of a view

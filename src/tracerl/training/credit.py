@@ -27,7 +27,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageEstimator:
-    """Estimates the advantages of an iteration's groups; updates the value model if there is one."""
+    """Estimates the advantages of an iteration's groups; updates the value model if there is
+    one."""
 
     settings: RlRound
     """The round, or the phase of it."""

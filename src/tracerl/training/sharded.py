@@ -194,9 +194,8 @@ def _deepspeed() -> Any:
             do="pip install 'tracerl[deepspeed]'",
         ) from error
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    warnings.filterwarnings(
-        "ignore", r"`torch\.distributed\.", FutureWarning
-    )  # of functions that DeepSpeed calls by their old names
+    # Of functions that DeepSpeed calls by their old names.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
     if not torch.cuda.is_available():
         # Its shared-memory collectives are compiled at first use, for a minute; gloo's do.
         compatible = getattr(deepspeed.ops, "__compatible_ops__", {})

@@ -134,7 +134,10 @@ class Trainer(Generic[Model]):
                 where=f"optimizer step {self.num_steps + 1}",
                 got=value,
                 wanted="a finite number",
-                do="lower optimizer.lr; the last saved state is untouched, so the same command resumes before this step",
+                do=(
+                    "lower optimizer.lr; the last saved state is untouched, so the same command "
+                    "resumes before this step"
+                ),
             )
 
 

@@ -1,7 +1,7 @@
 """A server process that speaks OpenAI's chat completions and misbehaves on request: the name of the
 model says how.
 
-python tests/rewards/judges/chat_server.py      prints its port, serves until it is killed; GET /seen says
+python tests/rewards/judges/chat_server.py      prints its port, serves until killed; GET /seen says
 what it was asked
 """
 

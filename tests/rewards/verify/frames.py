@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs as text)
 """Programs that speak the sandbox's private channel themselves and answer every call with a hostile
 frame."""
 

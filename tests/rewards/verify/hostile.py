@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs as text)
 """Programs that want to be paid for nothing. Each must define `f` in name only: the task is f(x) =
 x * x + 7, on inputs they cannot guess."""
 

@@ -1,4 +1,5 @@
-"""The verifiers, on what models really write and on what they would write to be paid for nothing."""
+"""The verifiers, on what models really write and on what they would write to be paid for
+nothing."""
 
 import pytest
 from hypothesis import given, settings

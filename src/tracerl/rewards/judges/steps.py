@@ -45,9 +45,8 @@ def step_scores(task: Task, chunks: Sequence[str]) -> list[float | None]:
     scores: list[float | None] = []
     for chunk in chunks:
         statements = [text.strip() for text in re.split(r"[;\n]|(?=#)", chunk) if text.strip()]
-        true = [
-            check(statement) for statement in statements
-        ]  # every one of them: each changes what is left
+        # Every one of them: each changes what is left.
+        true = [check(statement) for statement in statements]
         scores.append(0.0 if not chunk.strip() else 1.0 if true and all(true) else -1.0)
     return scores
 

@@ -24,14 +24,16 @@ os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS
 import ast, importlib, importlib.util, sys, types
 
 def score(module, task, options, entry, answer):
-    root = importlib.util.find_spec("reasoning_gym").submodule_search_locations[0].rpartition("/")[0]
+    package = importlib.util.find_spec("reasoning_gym")
+    root = package.submodule_search_locations[0].rpartition("/")[0]
     parts = module.split(".")
     for end in range(1, len(parts)):
         parent = types.ModuleType(".".join(parts[:end]))
         parent.__path__ = [root + "/" + "/".join(parts[:end])]
         sys.modules[parent.__name__] = parent
     try:
-        importlib.import_module("reasoning_gym.coaching")  # which imports its part of the circle in the right order
+        # It imports its part of the circle in the right order.
+        importlib.import_module("reasoning_gym.coaching")
         importlib.import_module(module)
     except ImportError:
         for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
