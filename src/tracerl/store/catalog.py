@@ -190,6 +190,7 @@ def relation(
     """One reading statement as a relation; `values` are those of its $names. Raises DataError with
     DuckDB's explanation if it is wrong."""
     try:
+        sql.encode()
         statements = connection.extract_statements(sql)
         if len(statements) != 1 or statements[0].type not in _READING:
             raise DataError(
@@ -198,7 +199,7 @@ def relation(
                 wanted="one SELECT, FROM, DESCRIBE, SUMMARIZE or PIVOT statement",
             )
         return connection.sql(sql, params=None if values is None else dict(values))
-    except duckdb.Error as error:
+    except (duckdb.Error, UnicodeEncodeError) as error:
         raise _explained(error) from error
 
 
@@ -210,14 +211,14 @@ def answer(
     Raises DataError with DuckDB's explanation if the query is wrong, reads outside the data folder
     or would change something.
     """
-    asked = relation(connection, query, values)
+    rows = relation(connection, query, values)
     try:
-        return asked.to_arrow_table()
-    except duckdb.Error as error:
+        return rows.to_arrow_table()
+    except (duckdb.Error, pa.ArrowException) as error:
         raise _explained(error) from error
 
 
-def _explained(error: duckdb.Error) -> DataError:
+def _explained(error: Exception) -> DataError:
     return DataError(
         "the query cannot be answered",
         got=str(error).strip(),

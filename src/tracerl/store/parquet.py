@@ -104,11 +104,19 @@ def open_parquet(
     version = int(written)
     added = upgrades(table, version)
     kinds = {field.name: field.type for field in file.schema_arrow}
-    missing = [
-        field.name
-        for field in SCHEMAS[table]
-        if field.name not in added and kinds.get(field.name) != field.type
-    ]
+    missing = []
+    for field in SCHEMAS[table]:
+        if field.name not in added and kinds.get(field.name) != field.type:
+            missing.append(field.name)
+    names = file.schema_arrow.names
+    doubtful = sorted({name for name in names if names.count(name) > 1 or name in added})
+    if doubtful:
+        raise DataError(
+            "a Parquet file has columns that its schema version does not have, or has them twice",
+            where=str(path),
+            got=f"version {version}, {', '.join(doubtful)}",
+            do="run the stage that wrote it again",
+        )
     if missing:
         raise DataError(
             "a Parquet file lacks columns",
