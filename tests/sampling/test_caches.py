@@ -52,7 +52,8 @@ def recomputed(
         zeros = torch.zeros(1, end, dtype=torch.int64)
         hidden = model(canvas[:, :end], Layout(torch.arange(end)[None], zeros, zeros + CLEAN))
         at = predictor_positions(torch.from_numpy(prompt + tokens), model.family)
-        logprobs = (model.logits(hidden[0, at]) / settings.temperature).log_softmax(-1)
+        logits = model.mask_logits_(model.logits(hidden[0, at]))
+        logprobs = (logits / settings.temperature).log_softmax(-1)
         out[tokens] = logprobs[
             torch.arange(len(tokens)), torch.from_numpy(trajectory.response_ids[tokens]).long()
         ].numpy()

@@ -125,7 +125,8 @@ def test_a_guide_response_replays_from_two_passes(family, cache):
             logits, unconditional = model.logits(
                 hidden[:, predictor_positions(torch.tensor(prompt + token), model.family)]
             )
-            logprobs = (guide(logits, unconditional, 0.5) / 0.7).log_softmax(-1)
+            logits = model.mask_logits_(guide(logits, unconditional, 0.5))
+            logprobs = (logits / 0.7).log_softmax(-1)
             assert trajectory.logprobs[token] == pytest.approx(
                 float(logprobs[trajectory.response_ids[token]]), abs=1e-5
             )

@@ -219,10 +219,9 @@ class _Waits(TorchDispatchMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = str(function)
+        indices = args[1] if len(args) > 1 and isinstance(args[1], list) else []
         masks = name.startswith("aten.index") and any(
-            isinstance(part, torch.Tensor) and part.dtype == torch.bool
-            for part in args[1]
-            if len(args) > 1 and isinstance(args[1], list)
+            isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in indices
         )
         if masks or any(
             name.removeprefix("aten.").removeprefix("_").startswith(wait.removeprefix("_"))

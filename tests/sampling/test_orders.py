@@ -229,7 +229,7 @@ def test_a_recorded_order_replays(family, cache, order_score):
                 canvas[None], Layout(positions, blocks, torch.zeros_like(blocks) + CLEAN)
             )[0]
             hidden = hidden[predictor_positions(prompt + torch.tensor(open_), model.family)]
-            logits = model.logits(hidden)
+            logits = model.mask_logits_(model.logits(hidden))
             largest = (
                 (logits if order_score == "max_logit" else logits.log_softmax(-1)).max(-1).values
             )
@@ -266,9 +266,8 @@ def test_whole_trajectories_are_drawn_with_their_enumerated_probabilities(family
         canvas = torch.tensor([[3, 4, *tokens]])
         blocks = attention_blocks(torch.arange(4)[None], 2, model.family.attention)
         hidden = model(canvas, Layout(torch.arange(4)[None], blocks, torch.zeros_like(blocks)))[0]
-        return model.logits(
-            hidden[predictor_positions(torch.tensor([2, 3]), model.family)]
-        ).double()
+        at = predictor_positions(torch.tensor([2, 3]), model.family)
+        return model.mask_logits_(model.logits(hidden[at])).double()
 
     wanted, start = np.zeros((2, 5, 5)), logits_of(MASK_ID, MASK_ID)
     order = (start.log_softmax(-1).max(-1).values / 2.0).softmax(-1)

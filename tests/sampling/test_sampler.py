@@ -417,12 +417,8 @@ def test_the_sampler_draws_the_first_token_with_the_models_probabilities():
     canvas = torch.tensor([[5, 6, 7, MASK_ID]])
     with torch.no_grad():
         zeros = torch.zeros_like(canvas)
-        wanted = (
-            model.logits(model(canvas, Layout(torch.arange(4)[None], zeros, zeros))[0, 3])
-            .softmax(-1)
-            .double()
-            .numpy()
-        )
+        hidden = model(canvas, Layout(torch.arange(4)[None], zeros, zeros))[0, 3]
+        wanted = model.mask_logits_(model.logits(hidden)).softmax(-1).double().numpy()
     counts = np.bincount(tokens.numpy(), minlength=VOCAB_SIZE)
     rare = wanted * count < 5
     pooled = [np.append(values[~rare], values[rare].sum()) for values in (counts, wanted * count)]

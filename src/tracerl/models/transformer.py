@@ -6,7 +6,7 @@ translates the others. The model returns hidden states; `logits` is called by wh
 positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,30 +185,52 @@ class Layer(nn.Module):
 
 
 class Head(nn.Linear):
-    """The LM head. With `read` it makes the logits in parts of at most `LOGITS_AT_ONCE` numbers,
-    and again for the gradient.
+    """The LM head, and which tokens it must not predict.
 
-    However many parts there are, it is one call: under ZeRO 3 each call gathers the weight, and
-    ranks must make as many.
+    With `read` it makes the logits in parts of at most `LOGITS_AT_ONCE` numbers, and again for the
+    gradient. However many parts there are, it is one call: under ZeRO 3 each call gathers the
+    weight, and ranks must make as many.
+
+    Attributes:
+        forbidden: int64 [n], ids without probability: the mask, and ids without a token.
     """
+
+    forbidden: torch.Tensor
+
+    def __init__(self, hidden_size: int, vocab_size: int, forbidden: Sequence[int]) -> None:
+        super().__init__(hidden_size, vocab_size, bias=False)
+        self.forbid(forbidden)
+
+    def forbid(self, ids: Sequence[int]) -> None:
+        """Replaces the ids that must not be predicted."""
+        table = torch.tensor(list(ids), dtype=torch.int64, device=self.weight.device)
+        self.register_buffer("forbidden", table, persistent=False)
+
+    def mask_(self, logits: torch.Tensor) -> torch.Tensor:
+        """The same logits [..., vocab], minus infinity at forbidden ids; changed in place."""
+        return logits.index_fill_(-1, self.forbidden, float("-inf"))
 
     def forward(
         self, input: torch.Tensor, targets: torch.Tensor | None = None, read: "Read | None" = None
     ) -> torch.Tensor:
-        """Logits [..., vocab]; with `targets` int64 [T] and `read`, what it makes of logits,
-        float32 or wider, and targets of a part."""
+        """Logits [..., vocab] of all ids; with `targets` int64 [T] and `read`, what it makes of
+        logits, float32 or wider and without the forbidden ids, and targets of a part."""
         if targets is None or read is None:
             return super().forward(input)
 
         def part(some: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
             logits = F.linear(some, self.weight)
-            return read(logits.to(torch.promote_types(logits.dtype, torch.float32)), ids)
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            return read(self.mask_(logits.to(wide)), ids)
 
         size = max(1, LOGITS_AT_ONCE // self.out_features)
         if len(input) <= size:
             return part(input, targets)
-        pairs = zip(torch.split(input, size), torch.split(targets, size), strict=True)
-        return torch.cat([checkpoint(part, some, ids, use_reentrant=False) for some, ids in pairs])
+        outputs = []
+        parts = zip(torch.split(input, size), torch.split(targets, size), strict=True)
+        for some, ids in parts:
+            outputs.append(checkpoint(part, some, ids, use_reentrant=False))
+        return torch.cat(outputs)
 
 
 class Backbone(nn.Module):
@@ -234,7 +256,8 @@ class Transformer(nn.Module):
         self.attention: Backend = "auto"
         self.checkpoint_layers = False
         self.model = Backbone(architecture, self.family)
-        self.lm_head = Head(architecture.hidden_size, architecture.vocab_size, bias=False)
+        forbidden = [architecture.mask_id] if architecture.mask_id >= 0 else []
+        self.lm_head = Head(architecture.hidden_size, architecture.vocab_size, forbidden)
         self.tie()
 
     def tie(self) -> None:
@@ -270,13 +293,18 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [..., vocab] of hidden states [..., hidden] that were read with
-        `predictor_positions`."""
+        `predictor_positions`: of all ids, as the published models have them."""
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
+    def mask_logits_(self, logits: torch.Tensor) -> torch.Tensor:
+        """The same logits [..., vocab] with minus infinity at the mask and at ids without a token,
+        in place: what sampler and scorer make probabilities of."""
+        return self.lm_head.mask_(logits)
+
     def read_logits(self, hidden: torch.Tensor, targets: torch.Tensor, read: Read) -> torch.Tensor:
-        """`read` of the logits of hidden states [T, hidden] and of targets [T], [T, ...]; no table
-        [T, vocab] is made at once."""
+        """`read` of the masked logits of hidden states [T, hidden] and of targets [T], [T, ...]; no
+        table [T, vocab] is made at once."""
         out: torch.Tensor = self.lm_head(hidden, targets, read)
         return out
 

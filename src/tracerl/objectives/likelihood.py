@@ -13,9 +13,9 @@ from tracerl.objectives.views import Views
 
 def predicted_logits(model: Policy, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if the
-    order is scored; float32 or wider."""
+    order is scored; float32 or wider, minus infinity at ids that are not predicted."""
     logits = model.logits(predicted_hidden(model, views))
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return model.mask_logits_(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def predicted_hidden(model: Policy, views: Views) -> torch.Tensor:

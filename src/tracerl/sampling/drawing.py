@@ -74,7 +74,10 @@ def draw(
         tokens = raw.argmax(-1)
     else:
         distribution = filtered.double().exp().cumsum(-1)
-        target = numbers.unsqueeze(-1) * distribution[:, -1:]
+        total = distribution[:, -1:]
+        # A number near 1 may round up to the total, behind which no token has probability.
+        below = torch.nextafter(total, torch.zeros_like(total))
+        target = torch.minimum(numbers.unsqueeze(-1) * total, below)
         tokens = (
             torch.searchsorted(distribution, target, right=True)
             .squeeze(-1)

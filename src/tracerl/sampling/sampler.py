@@ -265,6 +265,7 @@ class _Engine:
         if self.settings.guidance:
             unconditional = self.model.logits(hidden[1][row, column])
             logits = guide(logits, unconditional, self.settings.guidance)
+        logits = self.model.mask_logits_(logits)
         scores = None
         if self.order_module is not None:
             scores = self.order_module(hidden[0][row, column])
