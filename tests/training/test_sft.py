@@ -20,6 +20,7 @@ from tracerl.objectives.plans import Masking, sampling_blocks, semi_ar_plan
 from tracerl.sampling.sampler import sample
 from tracerl.seeds import generator_for
 from tracerl.settings.params import load_params
+from tracerl.settings.training import RandomObjective, SemiArObjective
 from tracerl.training.sft import (
     complete_last_block,
     draw_batch,
@@ -181,13 +182,19 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("objective", ["semi_ar", "random"])
+@pytest.mark.parametrize(
+    "objective",
+    [
+        SemiArObjective(kind="semi_ar", noise=(0.0, 0.1), weighting="uniform"),
+        RandomObjective(kind="random", noise=(0.0, 0.1), weighting="uniform"),
+    ],
+    ids=lambda objective: objective.kind,
+)
 def test_an_example_in_which_nothing_is_masked_adds_nothing(objective, family):
     """The draw may leave an example whole. With full attention there is then no row to pass."""
     shipped = load_params(ROOT / "params.yaml").sft["short"]
     changes = {
         "objective": objective,
-        "noise": (0.0, 0.1),
         "block_sizes": {4: 1.0},
         "tasks": {"set": 1.0},
         "batch_size": 8,

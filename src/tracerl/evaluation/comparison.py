@@ -80,7 +80,7 @@ def _scores(folder: Path) -> Scores:
     )
     found: dict[tuple[str, str], dict[str, list[bool]]] = {}
     for row in table.to_pylist():
-        mode = row["stage"].rpartition("/")[2]  # evaluate@NAME/MODE
+        mode = row["stage"].partition("/")[2]  # evaluate@NAME/MODE
         found.setdefault((row["task_set"], mode), {}).setdefault(row["task_id"], []).append(
             row["verdict"] == "correct"
         )

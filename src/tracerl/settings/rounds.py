@@ -11,7 +11,7 @@ from tracerl.settings.evaluation import HeldOut, explain, samplers_of
 from tracerl.settings.methods import Clip, Method, Ratio
 from tracerl.settings.models import Lora
 from tracerl.settings.rewards import Process, RewardPart
-from tracerl.settings.sampling import Sampler, SamplerChanges
+from tracerl.settings.sampling import PhaseSampler, Sampler
 from tracerl.settings.training import Optimizer
 
 
@@ -74,7 +74,7 @@ class Phase(Section):
     """As in the round."""
     micro_batch_tokens: int | None = None
     """As in the round."""
-    sampler: SamplerChanges | None = None
+    sampler: PhaseSampler | None = None
     """Keys of the round's sampler that change."""
 
     @property

@@ -277,15 +277,28 @@ class SamplerChanges(Section):
     """As in the sampler."""
     cache: Cache | None = None
     """A whole cache."""
+    max_rows: int | None = Field(default=None, gt=0)
+    """As in the sampler."""
 
     def apply(self, sampler: Sampler) -> Sampler:
         """The sampler with these changes. Raises ValidationError if they do not fit."""
         changes: dict[str, Any] = {}
-        for name in SamplerChanges.model_fields:
-            value = getattr(self, name)
+        for name in Sampler.model_fields:
+            value = getattr(self, name, None)
             if value is not None:
                 changes[name] = value.model_dump() if isinstance(value, Section) else value
         return Sampler.model_validate_json(json.dumps({**sampler.model_dump(), **changes}))
+
+
+class PhaseSampler(SamplerChanges):
+    """Keys of a round's sampler that change in a phase."""
+
+    opening: str | None = None
+    """As in the sampler."""
+    max_prompt_tokens: int | None = Field(default=None, gt=0)
+    """As in the sampler."""
+    cache_tokens: int | None = Field(default=None, gt=0)
+    """As in the sampler."""
 
 
 class Mode(SamplerChanges):
