@@ -39,7 +39,22 @@ TASK_FILES = {
 
 STATIC = {"kind": "static"}
 DYNAMIC = {"kind": "dynamic", "threshold": 0.9}
-MODES = {"static": {"order": STATIC}, "dynamic": {"order": DYNAMIC}}
+# Block models: static sampling is greedy, dynamic sampling draws from the model.
+BLOCK_MODES = {
+    "static": {"order": STATIC, "temperature": 1.0, "top_k": 1},
+    "dynamic": {"order": DYNAMIC, "temperature": 1.0, "top_k": 0},
+}
+# Full attention: one block size for each mode, a low temperature and a higher threshold.
+FULL_MODES = {
+    "static": {"order": STATIC, "temperature": 0.1, "block_size": 32, "steps_per_block": 32},
+    "dynamic": {
+        "order": {"kind": "dynamic", "threshold": 0.95},
+        "temperature": 0.1,
+        "block_size": 4,
+        "steps_per_block": 4,
+    },
+}
+DREAM_MATH_TOKENS = 1600  # limit of an evaluated response; training has 1024
 
 BLOCK_SAMPLER = {
     "block_size": 4,
@@ -61,7 +76,7 @@ FULL_SAMPLER = {
     "max_new_tokens": 1024,
     "max_rows": 64,
 }
-RL = {
+RL: Tree = {
     "method": {"kind": "tracerl"},
     "pass_rate": [0.2, 0.8],
     "advantages": "group",
@@ -76,7 +91,7 @@ RL = {
     "iterations": 100,
     "optimizer": {
         "lr": 1e-6,
-        "betas": [0.9, 0.99],
+        "betas": [0.9, 0.999],
         "weight_decay": 0.0,
         "clip_norm": 1.0,
         "warmup": 0,
@@ -104,7 +119,14 @@ FULL_RL = {
 # Mask-aware policy gradients: N = 32 segments of 4 of the 128 steps, K = 12 of them scored, mu =
 # 12, 48 responses in groups of 6.
 PLACKETT_LUCE = {"kind": "plackett_luce", "temperature": 0.5, "score": "max_logit"}
-MASK_AWARE_MODES = {"static": {"order": STATIC}, "plackett_luce": {"order": PLACKETT_LUCE}}
+GREEDY = {"order": STATIC, "temperature": 0.0}
+MASK_AWARE_MODES = {"static": GREEDY, "plackett_luce": {"order": PLACKETT_LUCE}}
+# The paper evaluates three lengths; 256 is that of training.
+MASK_AWARE_EVALUATION = {
+    "static-128": {**GREEDY, "max_new_tokens": 128},
+    **MASK_AWARE_MODES,
+    "static-512": {**GREEDY, "max_new_tokens": 512},
+}
 MASK_AWARE_SAMPLER = {
     "block_size": 32,
     "steps_per_block": 16,
@@ -124,6 +146,7 @@ MASK_AWARE_RL = {
         "order_clip": [3e-4, 4e-4],
     },
     "ratio": "sequence",
+    "reduction": "response",
     "groups": 8,
     "group_size": 6,
     "max_sampled_groups": 8,
@@ -143,6 +166,19 @@ MASK_AWARE_RL = {
         "decay": 0.0,
     },
 }
+# TraDo-4B was trained with a value model.
+VALUE = {
+    "advantages": "gae",
+    "value": {
+        "start": "policy",
+        "discount": 1.0,
+        "trace": 1.0,
+        "clip": 0.2,
+        "every": 1,
+        "updates": 1,
+        "optimizer": {**RL["optimizer"], "lr": 5e-6},
+    },
+}
 SFT = {
     "batch_size": 64,
     "micro_batch_tokens": 16384,
@@ -150,7 +186,7 @@ SFT = {
     "save_every": 50,
     "optimizer": {
         "lr": 1e-6,
-        "betas": [0.9, 0.99],
+        "betas": [0.9, 0.999],
         "weight_decay": 0.0,
         "clip_norm": 1.0,
         "warmup": 20,
@@ -173,9 +209,11 @@ def block(
     sft: bool = False,
     enlarge: bool = False,
     sampler: Mapping[str, Any] | None = None,
+    rl: Mapping[str, Any] | None = None,
+    modes: Tree = BLOCK_MODES,
 ) -> Tree:
     """A block-diffusion checkpoint (SDAR, TraDo): block 4, dynamic at 0.9; with `enlarge`, on to
-    block 8 in a round of two phases."""
+    block 8 in a round of two phases. rl: changes of BLOCK_RL."""
     rounds: dict[str, Tree] = {"math": {"init": "sft@trace" if sft else "base"}}
     if enlarge:
         small = {"block_size": 4, "steps_per_block": 4}
@@ -193,16 +231,51 @@ def block(
         sampler={**BLOCK_SAMPLER, **(sampler or {})},
         traces={"block_size": 4, "pick": 2, "step_tokens": 2},
         sft={"trace": TRACE_ROUND} if sft else {},
-        rl=BLOCK_RL,
+        rl={**BLOCK_RL, **(rl or {})},
         rounds=rounds,
-        modes=MODES,
+        modes=modes,
     )
 
 
-def full(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False) -> Tree:
+def alternating(path: str) -> Tree:
+    """The recipe of TraDo: math and code in turn, an iteration each, with a value model."""
+    tasks = {"train": "math-train", "test": [*MATH["test"], *CODE["test"]], "more": ["deepcoder"]}
+    rounds = {
+        "alternate": {
+            "init": "base",
+            "tasks": {"math-train": 1, "deepcoder": 1},
+            "phases": [
+                {"name": "math", "iterations": 1, "tasks": {"math-train": 1}},
+                {"name": "code", "iterations": 1, "tasks": {"deepcoder": 1}},
+            ],
+        }
+    }
+    return profile(
+        path,
+        tasks,
+        sampler=BLOCK_SAMPLER,
+        traces={"block_size": 4, "pick": 2, "step_tokens": 2},
+        sft={},
+        rl={**BLOCK_RL, **VALUE},
+        rounds=rounds,
+        modes=BLOCK_MODES,
+    )
+
+
+def full(
+    path: str,
+    tasks: Mapping[str, Any] = MATH,
+    sft: bool = False,
+    evaluated_tokens: int | None = None,
+) -> Tree:
     """A full-attention checkpoint with TraceRL's settings for Dream: block 32, static, horizon 128,
-    shrink 8, 16 tokens a trace step."""
+    shrink 8, 16 tokens a trace step. evaluated_tokens: limit of a response in evaluations, if it is
+    another one than in training."""
     name = "code" if tasks is CODE else "math"
+    modes = copy.deepcopy(FULL_MODES)
+    if evaluated_tokens is not None:
+        for mode in modes.values():
+            mode["max_new_tokens"] = evaluated_tokens
     return profile(
         path,
         tasks,
@@ -211,7 +284,7 @@ def full(path: str, tasks: Mapping[str, Any] = MATH, sft: bool = False) -> Tree:
         sft={"trace": TRACE_ROUND} if sft else {},
         rl=FULL_RL,
         rounds={name: {"init": "sft@trace" if sft else "base"}},
-        modes=MODES,
+        modes=modes,
     )
 
 
@@ -226,7 +299,8 @@ def mask_aware(path: str) -> Tree:
         sft={},
         rl=MASK_AWARE_RL,
         rounds={"math": {"init": "base"}},
-        modes=MASK_AWARE_MODES,
+        modes=MASK_AWARE_EVALUATION,
+        held_out_modes=MASK_AWARE_MODES,
     )
 
 
@@ -240,17 +314,20 @@ def profile(
     rl: Tree,
     rounds: dict[str, Tree],
     modes: Tree,
+    held_out_modes: Tree | None = None,
 ) -> Tree:
     """params.yaml with a checkpoint, its task files and its rounds.
 
     sft, rounds: what each round of sft and rl says. rl: what all rounds of rl have in common.
+    modes: of evaluations, and of held-out curves unless held_out_modes says otherwise.
     """
     params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
     defaults = params["defaults"]
-    names = [tasks["train"], *tasks["test"]]
+    names = [tasks["train"], *tasks.get("more", []), *tasks["test"]]
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
-    held_out = {"tasks": list(tasks["test"]), "num_problems": 100, "modes": modes}
+    held_out = {"tasks": list(tasks["test"]), "num_problems": 100}
+    held_out["modes"] = modes if held_out_modes is None else held_out_modes
     params["compute"] = {
         "device": "cuda",
         "dtype": "bfloat16",
@@ -273,7 +350,7 @@ def profile(
     del params["traces"]["sampler"]
     params["sft"] = {name: {**changes, "tasks": share} for name, changes in sft.items()}
     params["rl"] = {
-        name: {**changes, "tasks": share, "optimizer": {"lr": rl["optimizer"]["lr"]}}
+        name: {"tasks": share, **changes, "optimizer": {"lr": rl["optimizer"]["lr"]}}
         for name, changes in rounds.items()
     }
     params["evaluation"].update(num_problems=1319, num_samples=3, batch_size=64, modes=modes)
@@ -295,16 +372,18 @@ PROFILES: dict[str, Tree] = {
     "sdar-1.7b": block("SDAR-1.7B-Chat"),
     "sdar-4b": block("SDAR-4B-Chat", sft=True, enlarge=True),
     "sdar-8b": block("SDAR-8B-Chat"),
-    "trado-4b": block("TraDo-4B-Instruct"),
+    "sdar-4b-trado": alternating("SDAR-4B-Chat"),
+    "trado-4b": block("TraDo-4B-Instruct", rl=VALUE),
     "trado-8b": block("TraDo-8B-Instruct"),
     "trado-8b-thinking": block(
         "TraDo-8B-Thinking",
         sampler={"max_new_tokens": 30000, "max_rows": 64, "opening": "<think>\n"},
+        modes={"dynamic": BLOCK_MODES["dynamic"]},
     ),
     "llada-8b": mask_aware("LLaDA-8B-Instruct"),
     "llada-1.5": full("LLaDA-1.5"),
     "mmada-8b": full("MMaDA-8B-MixCoT"),
-    "dream-7b": full("Dream-v0-Instruct-7B", sft=True),
+    "dream-7b": full("Dream-v0-Instruct-7B", sft=True, evaluated_tokens=DREAM_MATH_TOKENS),
     "dream-coder-7b": full("Dream-Coder-v0-Instruct-7B", CODE),
     "diffucoder-7b": full("DiffuCoder-7B-Instruct", CODE),
 }

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dvc.repo import Repo
 
 from profiles.make import PROFILES, text_of
 from tracerl.models.families import FAMILIES
 from tracerl.models.published_config import architecture_of
 from tracerl.reporting.doctor import needs
+from tracerl.settings.defaults import resolve
 from tracerl.settings.params import Params, load_params
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +76,7 @@ SHAPES = {
     "sdar-1.7b": SDAR_1_7B,
     "sdar-4b": SDAR_4B,
     "sdar-8b": SDAR_8B,
+    "sdar-4b-trado": SDAR_4B,
     "trado-4b": SDAR_4B,
     "trado-8b": SDAR_8B,
     "trado-8b-thinking": SDAR_8B,
@@ -133,3 +136,20 @@ def test_dvc_makes_a_pipeline_of_every_profile(tmp_path, monkeypatch):
         }
         assert stages >= rounds | {"tasks", "base", "traces", "report"}
         assert {stage for stage in stages if "@" in stage} >= rounds
+
+
+PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+SETTINGS = [
+    [cell.strip().strip("`") for cell in line.strip("|").split("|")][:3]
+    for line in PAGE.split("### The papers' settings")[1].splitlines()
+    if line.startswith("| `")
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), SETTINGS)
+def test_a_profile_has_the_settings_of_the_page(name, key, value):
+    place: Any = resolve(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+    for part in key.split("."):
+        place = place[int(part)] if isinstance(place, list) else place[part]
+    stated = yaml.safe_load(value)
+    assert (list(place) if isinstance(stated, list) else place) == stated
