@@ -153,10 +153,10 @@ def _asserts(
         }
         with pool.examiner() as examiner:
             examiner.send(examination, wall)
-            return _examined(solution, examiner, wall)
+            return _examine(solution, examiner, wall)
 
 
-def _examined(solution: Sandbox, examiner: Examiner, wall: float) -> list[str]:
+def _examine(solution: Sandbox, examiner: Examiner, wall: float) -> list[str]:
     """Carries requests and replies between the two until the examiner has a verdict on every test,
     or one of them ends."""
     verdicts: list[str] = []

@@ -245,7 +245,7 @@ def ask(op, *arguments, **keywords):
     return REQUEST[0]({"op": op}, arguments, keywords)
 
 
-def asking(op):
+def delegate(op):
     """A special method of a reference that asks the solution."""
 
     def method(self, *arguments):
@@ -254,7 +254,7 @@ def asking(op):
     return method
 
 
-def asking_pair(op):
+def delegate_pair(op):
     """A special method of two operands that asks the solution only if both are its own objects: it
     must not decide how its object compares with a value of the tests."""
 
@@ -299,8 +299,8 @@ class Reference:
         return format(str(self), form)
 
 
-ASKED = "len getitem setitem delitem iter next bool str repr hash enter int float index"
-ASKED_OF_PAIRS = "eq ne lt le gt ge add sub mul truediv floordiv mod and or xor matmul"
+OBJECT_OPERATIONS = "len getitem setitem delitem iter next bool str repr hash enter int float index"
+PAIR_OPERATIONS = "eq ne lt le gt ge add sub mul truediv floordiv mod and or xor matmul"
 
 
 def operations():
@@ -318,10 +318,10 @@ def operations():
     return named
 
 
-for op in ASKED.split():
-    setattr(Reference, f"__{op}__", asking(op))
-for op in ASKED_OF_PAIRS.split():
-    setattr(Reference, f"__{op}__", asking_pair(op))
+for op in OBJECT_OPERATIONS.split():
+    setattr(Reference, f"__{op}__", delegate(op))
+for op in PAIR_OPERATIONS.split():
+    setattr(Reference, f"__{op}__", delegate_pair(op))
 
 
 class Callback:
@@ -521,7 +521,7 @@ def answer(request, known):
             return {"described": {name: description(PROGRAM[name]) for name in names}}
         arguments = [decode(item) for item in request["args"]]
         keywords = {name: decode(item) for name, item in request.get("kwargs", {}).items()}
-        value = requested(request, known)(*arguments, **keywords)
+        value = function_of(request, known)(*arguments, **keywords)
         reply = {"value": encode(value)}
         if value is None and request.get("op") == "call":
             reply.update(changes(request, arguments))
@@ -530,7 +530,7 @@ def answer(request, known):
         return {"error": type(error).__name__, **exception_data(error)}
 
 
-def requested(request, known):
+def function_of(request, known):
     """The function that a request names."""
     if "op" in request:
         return known[request["op"]]
@@ -724,7 +724,7 @@ def parametrize(names, cases, **options):
     """`pytest.mark.parametrize`: the function, when called, runs all its cases."""
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
 
-    def decorated(function):
+    def decorate(function):
         def every(**fixed):
             for case in cases:
                 values = (case,) if len(names) == 1 else case
@@ -732,7 +732,7 @@ def parametrize(names, cases, **options):
 
         return every
 
-    return decorated
+    return decorate
 
 
 def stand_in_of_pytest():
@@ -767,28 +767,28 @@ def run_tests(job, channel):
     channel.send({"describe": job["provides"]})
     reply = reply_of(channel)["described"]
     # No other name: it would replace one of the tests.
-    described = {name: reply[name] for name in job["provides"] if name in reply}
-    for name, data in sorted(described.items(), key=lambda item: len(item[1].get("bases", ()))):
+    descriptions = {name: reply[name] for name in job["provides"] if name in reply}
+    for name, data in sorted(descriptions.items(), key=lambda item: len(item[1].get("bases", ()))):
         if "bases" in data:
             EXCEPTIONS[name] = exception_class(name, data)
     setup = compile(job["setup"], "setup.py", "exec")
     for number, text in enumerate(job["tests"]):
-        verdict = verdict_on(setup, text, described)
+        verdict = verdict_on(setup, text, descriptions)
         channel.send({"test": number, "verdict": verdict})
         if verdict != "passed" and job["stop_at_failure"]:
             break
     channel.send({"done": True})
 
 
-def verdict_on(setup, text, described):
-    provided = {}
-    for name, data in described.items():
+def verdict_on(setup, text, descriptions):
+    values = {}
+    for name, data in descriptions.items():
         if data:
-            provided[name] = decode(data["value"]) if "value" in data else object_of(data[HANDLE])
-    world = {"__name__": "tests", "__builtins__": __builtins__, **provided}
+            values[name] = decode(data["value"]) if "value" in data else object_of(data[HANDLE])
+    world = {"__name__": "tests", "__builtins__": __builtins__, **values}
     try:
         exec(setup, world)
-        world.update(provided)  # the setup may hold a stub of the same name
+        world.update(values)  # the setup may hold a stub of the same name
         exec(compile(text, "test.py", "exec"), world)
     except AssertionError:
         return "failed"
