@@ -31,14 +31,17 @@ def main(dataset: str) -> None:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     if dataset not in DATASETS:
         raise DataError("no data set of this name", got=dataset, wanted=", ".join(DATASETS))
-    bounds = read_params("validate").validation
+    params = read_params("validate")
     check_code("validate")
     fingerprint = take_fingerprint("validate", [])
     target = paths.REPORTS / "validation"
     evidence = gather(
         paths.ROOT, dataset, vocabulary_size(paths.ROOT), _baseline().get(dataset, {})
     )
-    outcomes = judge(evidence, bounds)
+    outcomes = judge(evidence, params.validation)
+    if dataset == "traces" and not (params.traces.preferred or params.traces.rollouts):
+        # A run without SFT collects none.
+        outcomes = [outcome for outcome in outcomes if outcome.name != "rows"]
     failed = [
         outcome for outcome in outcomes if not outcome.success and outcome.severity == "critical"
     ]

@@ -29,7 +29,7 @@ READERS = {
     "launch": set[str](),
     "tasks": {"tasks"},
     "base": {"base", "report"},
-    "traces": {"traces"},
+    "traces": {"traces", "validate"},
     "evaluation": {"evaluate", "report"},
     "validation": {"validate"},
     "report": {"report"},

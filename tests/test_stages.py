@@ -3,6 +3,7 @@ on how often they are made."""
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from safetensors.torch import load_file
 
 from stages.runtime import fingerprint
 from stages.runtime.scratch import open_workspace
-from tests.tiny_run import digests, fails, run_stage, set_root, tiny_params, write_params
+from tests.tiny_run import (
+    RunningStage,
+    digests,
+    fails,
+    run_stage,
+    set_root,
+    tiny_params,
+    write_params,
+)
 from tracerl.errors import DataError
 
 
@@ -181,3 +190,24 @@ def test_a_task_set_without_a_held_out_problem_is_an_error(tmp_path: Path) -> No
     for stage in ("tasks", "base"):
         run_stage(tmp_path, stage)
     assert "no held-out problem" in fails(tmp_path, "evaluate", "sft-short")
+
+
+def test_a_debug_run_goes_on_from_what_other_code_saved_and_publishes_nothing(
+    folder: Path,
+) -> None:
+    run_stage(folder, "tasks")
+    process = RunningStage(folder, "base")
+    while not list((folder / "data" / "scratch").glob("base-*/state.safetensors")):
+        time.sleep(0.01)
+    process.kill()
+    process.ended()
+    (folder / "data" / "code" / "base.txt").write_text("0  stages/base.py\n")
+    saved = digests(folder)
+    process = RunningStage(folder, "base", "--debug", "--iterations", "2")
+    output = process.ended()
+    assert process.returncode != 0
+    assert "debug: goes on from a copy of" in output
+    assert "Traceback" in output
+    assert "after 2 steps, as --iterations asks" in output
+    shutil.rmtree(folder / "data" / "scratch" / "debug-base")
+    assert digests(folder) == saved

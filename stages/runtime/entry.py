@@ -4,9 +4,9 @@ messages."""
 import argparse
 import errno
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from stages.runtime import paths
+from stages.runtime import debug, paths
 from stages.runtime.code import check_code
 from stages.runtime.launch import become_launcher, needs_launcher
 from stages.runtime.machine import pin_vectors
@@ -49,8 +49,31 @@ def run(main: Callable[..., None], description: str, *argument: str) -> None:
     )
     for name in argument:
         parser.add_argument(name)
+    parser.add_argument(
+        "--debug",
+        action="store_true",
+        help="tracebacks; goes on from what is saved, whatever code saved it; publishes nothing",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        metavar="K",
+        help="with --debug: stop after K iterations, steps or responses",
+    )
     arguments = vars(parser.parse_args())
+    debug.options.enabled = arguments.pop("debug")
+    debug.options.max_units = arguments.pop("iterations")
+    if debug.options.max_units is not None and not debug.options.enabled:
+        parser.error("--iterations has an effect with --debug only")
     install_handlers()
+    if debug.options.enabled:
+        main(**arguments)
+    else:
+        _run_with_messages(main, arguments)
+
+
+def _run_with_messages(main: Callable[..., None], arguments: Mapping[str, str]) -> None:
+    """Runs a stage; what goes wrong ends the process with a message."""
     try:
         main(**arguments)
     except KeyboardInterrupt as stopped:

@@ -29,7 +29,7 @@ SECTIONS = {
     "sft": (*_COMPUTED, "sft"),
     "rl": (*_JUDGED, "rl"),
     "evaluate": (*_JUDGED, "evaluation", "evaluate"),
-    "validate": ("validation",),
+    "validate": ("traces", "validation"),
     "report": (
         "seed",
         "threads",

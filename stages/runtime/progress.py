@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
+from stages.runtime import debug
 from stages.runtime.signals import stop_requested
 from tracerl import distributed
 
@@ -34,7 +35,10 @@ def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
         disable=not distributed.is_first(),
     )
 
+    num_units = 0
+
     def show(done: int, total: int, text: str = "") -> None:
+        nonlocal num_units
         for observer in _observers:
             observer(stage, done, total)
         if bar.total is None:
@@ -46,6 +50,9 @@ def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
         bar.update(done - bar.n)
         if done >= total:
             bar.close()
+        num_units += 1
+        if num_units == debug.options.max_units:
+            raise KeyboardInterrupt(f"{stage} after {num_units} {unit}s, as --iterations asks")
         if stop_requested():
             raise KeyboardInterrupt(f"{stage} after {unit} {done} of {total}")
 

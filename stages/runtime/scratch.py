@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.runtime import paths
+from stages.runtime import debug, paths
 from stages.runtime.fingerprint import check_unchanged, take_fingerprint
 from stages.runtime.signals import stop_requested
 from tracerl import distributed
@@ -25,6 +25,9 @@ def open_workspace(stage: str, inputs: Sequence[Path]) -> Workspace:
     inputs: files and folders that the stage reads. Raises DataError while another process works on
     the same stage; publishing raises it if params, code or inputs changed meanwhile.
     """
+    if debug.options.enabled:
+        folder = debug.debug_folder(stage)
+        return Workspace(folder, _stopping, lambda: debug.refuse_to_publish(folder))
     fingerprint = take_fingerprint(stage, inputs)
     folder = paths.SCRATCH / f"{stage}-{fingerprint.name}"
     if not distributed.is_first():

@@ -230,3 +230,19 @@ def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_
 
 def test_a_data_set_that_does_not_exist_is_told(tasks_folder):
     assert "no data set of this name" in fails(tasks_folder, "validate", "task")
+
+
+def test_a_run_that_asks_for_no_traces_passes_without_any_and_no_other_does(tmp_path):
+    """Most profiles train by RL from a published checkpoint and collect none."""
+    params = tiny_params()
+    params["sft"] = {}
+    params["rl"] = {"short": {**params["rl"]["short"], "init": "base"}}
+    params["evaluate"] = {}
+    seal(tmp_path / "data" / "traces")
+    asked = params["traces"]
+    params["traces"] = {**asked, "preferred": {}, "rollouts": {}}
+    write_params(tmp_path, params)
+    run_stage(tmp_path, "validate", "traces")
+    assert (tmp_path / "reports" / "validation" / "traces.passed").is_file()
+    write_params(tmp_path, {**params, "traces": asked})
+    assert "there are rows" in fails(tmp_path, "validate", "traces")

@@ -91,7 +91,7 @@ class Launch(Section):
 
     ranks: int = Positive
     """Processes on each machine, one per GPU."""
-    hosts: list[str]
+    hosts: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_@.:%-]*$")]]
     """Machines by their names for ssh, the first the one that runs the command; [] for this one
     alone."""
     port: int = Field(ge=1024, lt=65536)

@@ -1,0 +1,22 @@
+"""A chain whose processes are killed at random moments ends as if it had never been disturbed: a
+short run of `python -m tests.chaos`."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import Chaos
+
+pytestmark = pytest.mark.timeout(400)
+
+NUM_KILLS = 4
+SECONDS = 60.0
+
+
+def test_a_chain_killed_at_random_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
+    chaos = Chaos(tmp_path, seed=1)
+    deadline = time.monotonic() + SECONDS
+    chaos.round(lambda: time.monotonic() < deadline, NUM_KILLS)
+    assert chaos.differences == []
+    assert chaos.kills.total() > 0
