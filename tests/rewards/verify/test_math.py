@@ -139,6 +139,21 @@ def test_equality_is_reflexive_and_a_verdict_does_not_depend_on_order_or_number_
         one.close()
 
 
+def test_a_verdict_does_not_depend_on_the_pairs_before_it():
+    """One worker decides all of them in one child, but for those that end it."""
+    hostile = [("5", "9^{9^9}"), ("5", "\\int_0^1 x^{x^x} dx"), ("5", "-" * 999 + "5")]
+    plain = [pair for pair in ORDINARY if decide_quickly(*pair[:2]) is None][:12]
+    pool = MathWorkers(1, CPU_SECONDS)
+    try:
+        for gold, answer, verdict in plain:
+            assert pool.equivalent(gold, answer) == verdict
+        for turn, (gold, answer, verdict) in enumerate(plain):
+            assert pool.equivalent(*hostile[turn % 3]) == "undecided"
+            assert pool.equivalent(gold, answer) == verdict
+    finally:
+        pool.close()
+
+
 def test_a_killed_worker_is_replaced_and_loses_nothing():
     pool = MathWorkers(1, CPU_SECONDS)
     try:
