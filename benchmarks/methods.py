@@ -88,7 +88,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "method": {"kind": "espo", "copies": 2, "noise": [0.05, 0.95]},
         "ratio": "sequence",
     },
-    "step_merge": {"method": {"kind": "step_merge", "segments": 8}, "ratio": "sequence"},
+    "step_merge": {
+        "method": {"kind": "step_merge", "segments": 8},
+        "ratio": "sequence",
+        "reduction": "response",
+    },
     "mask_aware": {
         "method": {
             "kind": "mask_aware",
@@ -97,6 +101,7 @@ ROWS: dict[str, dict[str, Any]] = {
             "order_clip": [0.2, 0.2],
         },
         "ratio": "sequence",
+        "reduction": "response",
         "sampler": ORDERED,
     },
 }

@@ -95,6 +95,8 @@ def round_of(method: str, sampler: dict[str, Any] | None = None, **changes: Any)
         if tag_of(section) == method:
             if section.unit == "response":
                 data["kl"] = "k2"
+            elif data["ratio"] == "sequence":
+                data["reduction"] = "response"
             if section.scores_order:
                 order = {"order": PLACKETT_LUCE}
     data.update(changes)

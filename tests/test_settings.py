@@ -652,6 +652,7 @@ def with_method(**changes: Any) -> Any:
             ["set kl to 'k2', or kl_weight to 0.0"],
         ),
         ({"ratio": "response"}, ["rl.short.ratio"]),
+        ({"ratio": "sequence"}, ["rl.short", "set reduction to 'response'"]),
         ({"num_pad": -1}, ["rl.short.num_pad"]),
     ],
 )

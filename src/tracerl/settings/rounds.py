@@ -238,6 +238,11 @@ class RlRound(Section):
             )
         if self.method.unit == "response":
             self._check_response_unit()
+        elif self.ratio == "sequence" and self.reduction == "step":
+            raise ValueError(
+                "ratio 'sequence' is one number per response, which reduction 'step' would count "
+                "once for every step: set reduction to 'response'"
+            )
         return self
 
     def _check_response_unit(self) -> None:
