@@ -1,6 +1,7 @@
 """SQL never answers from the wrong files: other folders, other runs, changed files, results of
 other params and unfinished stages are an error or a mark."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from tests.reporting.synthetic_run import make_rollouts, make_tasks
+from stages.runtime.params import write_stage_params
+from tests.reporting.synthetic_run import make_rollouts, make_tasks, small_params
 from tracerl.errors import DataError
 from tracerl.store.catalog import answer, connect, query
 from tracerl.store.check import check_run
@@ -188,6 +190,43 @@ def test_results_of_other_params_are_marked_and_so_is_what_was_made_of_them(
     (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": lock}))
     for stage in ("rl@b", "rl@gone"):
         write_round(tmp_path, stage=stage)
+    found = answer(connect(tmp_path), "SELECT DISTINCT stage FROM rollouts WHERE outdated")
+    assert sorted(found["stage"].to_pylist()) == outdated
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "outdated"),
+    [
+        (None, None, []),
+        ("threads", 7, ["rl@long", "rl@short"]),
+        ("rl.long.groups", 7, ["rl@long"]),
+        ("launch.ranks", 2, []),
+        ("evaluation.num_problems", 7, []),
+    ],
+)
+def test_a_round_is_outdated_once_params_that_it_reads_have_changed(key, value, outdated, tmp_path):
+    tree = small_params().model_dump(mode="json")
+    source = tmp_path / "params.yaml"
+    source.write_text(yaml.safe_dump(tree))
+    write_stage_params(source, tmp_path / "data" / "params")
+    stages = {}
+    for stage in ("rl@short", "rl@long"):
+        write_round(tmp_path, stage=stage)
+        path = f"data/params/{stage}.yaml"
+        digest = hashlib.md5((tmp_path / path).read_bytes()).hexdigest()
+        stages[stage] = {"cmd": "python", "deps": [{"path": path, "md5": digest}]}
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    if key is not None:
+        *parents, last = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section[parent]
+        section[last] = value
+        source.write_text(yaml.safe_dump(tree))
+    found = answer(connect(tmp_path), "SELECT DISTINCT stage FROM rollouts WHERE outdated")
+    assert sorted(found["stage"].to_pylist()) == outdated
+    # Once the params of the stages are written again, the lock still has what the rounds ran with.
+    write_stage_params(source, tmp_path / "data" / "params")
     found = answer(connect(tmp_path), "SELECT DISTINCT stage FROM rollouts WHERE outdated")
     assert sorted(found["stage"].to_pylist()) == outdated
 

@@ -1,15 +1,20 @@
 """The views `checkpoints`, `metrics` and `runs`: what the stages wrote beside their rows, as
 tables."""
 
+import hashlib
 import json
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tracerl.errors import DataError
+from tracerl.errors import DataError, ParamsError
+from tracerl.settings.defaults import resolve
+from tracerl.settings.params import load_params
 from tracerl.store.run_files import RunFiles
 
 RUN_TABLES = {
@@ -91,7 +96,11 @@ def current_stages(run: RunFiles) -> set[str] | None:
     for stage, entry in lock.items():
         for output in entry.get("outs", []):
             made_by[output["path"]] = (stage, output.get("md5"))
-    changed = {name for name, entry in lock.items() if _params_changed(run, entry, params)}
+    checked = _checked_params(run)
+    changed = set()
+    for name, entry in lock.items():
+        if _params_changed(run, entry, params) or _files_changed(run, entry, checked):
+            changed.add(name)
     # Stages stand in the lock in the order in which they first ran, so repeat until nothing moves.
     num_changed = -1
     while num_changed != len(changed):
@@ -115,6 +124,45 @@ def _params_changed(run: RunFiles, entry: dict[str, Any], params: dict[str, Any]
             if not _equal(value, now):
                 return True
     return False
+
+
+def _checked_params(run: RunFiles) -> dict[str, Any] | None:
+    """params.yaml as the stages see it, every default written out; None if it is wrong, which the
+    next run of a stage says."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "params.yaml"
+        path.write_text(run.text("params.yaml"), encoding="utf-8")
+        try:
+            return load_params(path).model_dump(mode="json")
+        except ParamsError:
+            return None
+
+
+def _files_changed(run: RunFiles, entry: dict[str, Any], checked: dict[str, Any] | None) -> bool:
+    """Whether the params file or the code list of a stage is not the one it ran with, or params.yaml
+    says something else than the params file."""
+    for dependency in entry.get("deps", []):
+        path = dependency["path"]
+        if not path.startswith(("data/params/", "data/code/")):
+            continue
+        if not run.glob(path):
+            return True
+        text = run.text(path)
+        if hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() != dependency.get("md5"):
+            return True
+        is_params = path.startswith("data/params/")
+        if is_params and checked is not None and not _is_part(_yaml(run, path), checked):
+            return True
+    return False
+
+
+def _is_part(part: Any, whole: Any) -> bool:
+    """Whether every key of `part` stands in `whole` with the same value."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(
+            key in whole and _is_part(value, whole[key]) for key, value in part.items()
+        )
+    return _equal(part, whole)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -244,7 +292,11 @@ def _number(cell: str) -> float | str:
 
 
 def _params(run: RunFiles) -> dict[str, Any]:
-    return _yaml(run, "params.yaml") if run.glob("params.yaml") else {}
+    """params.yaml with its defaults written out, unchecked; empty if there is none."""
+    if not run.glob("params.yaml"):
+        return {}
+    params = resolve(_yaml(run, "params.yaml"))
+    return params if isinstance(params, dict) else {}
 
 
 def _yaml(run: RunFiles, path: str) -> dict[str, Any]:
