@@ -4,7 +4,6 @@ data/rollouts/rl@<name>.
 Example: python -m stages.rl short
 """
 
-import sys
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,7 @@ from stages import judging
 from stages.runtime import entry, paths
 from stages.runtime.curves import write_curve
 from stages.runtime.meters import measure, write_measured
-from stages.runtime.progress import progress
+from stages.runtime.progress import progress, warn, warn_of_long_rows
 from stages.runtime.scratch import open_workspace
 from stages.runtime.splits import held_out_tasks, training_tasks
 from tracerl import distributed
@@ -28,6 +27,7 @@ from tracerl.settings.params import Params
 from tracerl.settings.rounds import RlRound
 from tracerl.store.parquet import seal
 from tracerl.training.collect import Judging
+from tracerl.training.policy_update import longest_rl_row
 from tracerl.training.process_rewards import ProcessRewarder
 from tracerl.training.rl import ROLLOUTS, Models, TaskPools, held_out_declines, train_rl
 from tracerl.training.run_context import RunContext
@@ -64,6 +64,9 @@ def main(name: str) -> None:
     tasks, dropped = fitting_tasks(files, models.tokenizer, tightest, stage)
     train = {task_set: training_tasks(tasks[task_set]) for task_set in drawn}
     test = {task_set: held_out_tasks(tasks[task_set], f"{stage}: {task_set}") for task_set in asked}
+    for phase in (settings, *settings.phase_rounds):
+        family = models.policy.family
+        warn_of_long_rows(stage, longest_rl_row(phase, family), phase.micro_batch_tokens)
     curves = train_rl(
         models,
         TaskPools(train=train, held_out=test),
@@ -107,7 +110,7 @@ def main(name: str) -> None:
     )
     write_measured(stage)
     for mode, words in held_out_declines(curves["held_out"]).items():
-        print(f"warning: {stage}: under remasking '{mode}' {words}", file=sys.stderr)
+        warn(stage, f"under remasking '{mode}' {words}")
 
 
 def load_models(params: Params, settings: RlRound, stage: str) -> Models:

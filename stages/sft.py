@@ -9,7 +9,7 @@ from pathlib import Path
 from stages.runtime import entry, paths
 from stages.runtime.curves import write_curve
 from stages.runtime.meters import measure, write_measured
-from stages.runtime.progress import progress
+from stages.runtime.progress import progress, warn_of_long_rows
 from stages.runtime.scratch import open_workspace
 from tracerl import distributed
 from tracerl.disk import write_json
@@ -21,7 +21,7 @@ from tracerl.settings.params import Params
 from tracerl.settings.training import Training
 from tracerl.store.files import read_tasks, read_trajectories
 from tracerl.training.run_context import RunContext
-from tracerl.training.sft import drop_long_examples, train_sft, worked_trajectory
+from tracerl.training.sft import drop_long_examples, longest_sft_row, train_sft, worked_trajectory
 from tracerl.types import Trajectory
 
 
@@ -57,6 +57,7 @@ def train_and_publish(
     examples, dropped = drop_long_examples(
         {name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage
     )
+    warn_of_long_rows(stage, longest_sft_row(settings, model.family), settings.micro_batch_tokens)
     curve = train_sft(
         model,
         tokenizer,

@@ -19,6 +19,22 @@ def add_observer(observer: Observer) -> None:
     _observers.append(observer)
 
 
+def warn(stage: str, text: str) -> None:
+    """Prints a warning; of several ranks the first one does."""
+    if distributed.is_first():
+        print(f"warning: {stage}: {text}", file=sys.stderr)
+
+
+def warn_of_long_rows(stage: str, longest_row: int, micro_batch_tokens: int) -> None:
+    """Says before a stage starts that single rows may exceed the limit of its micro-batches."""
+    if longest_row > micro_batch_tokens:
+        warn(
+            stage,
+            f"a row may hold {longest_row:,} tokens, more than micro_batch_tokens "
+            f"{micro_batch_tokens:,}: such a row is a micro-batch of its own and needs more memory",
+        )
+
+
 def progress(stage: str, unit: str) -> Callable[[int, int, str], None]:
     """A progress bar with ETA, from now on: a live line on a terminal, a line every ten seconds
     elsewhere.

@@ -28,7 +28,12 @@ from tracerl.objectives.plans import (
     segment_plan,
     trace_plan,
 )
-from tracerl.objectives.views import build_views
+from tracerl.objectives.views import (
+    build_views,
+    max_row_tokens,
+    num_layout_tokens,
+    split_plan,
+)
 from tracerl.seeds import generator_for
 from tracerl.training.trainer import pack_concatenated
 
@@ -346,3 +351,30 @@ def test_a_blockwise_view_masks_between_its_two_shares_of_a_block_both_included(
     assert counts == {2, 3, 4}
     plan = blockwise_plan(trajectory, FAMILIES["sdar"], (0.75, 0.75), generator_for(1, "b"))
     assert plan.weights[plan.states == PREDICTED].tolist() == pytest.approx([4 / 3] * 3)
+
+
+@given(case=cases(), shrink=st.integers(1, 3), limit=st.integers(1, 200))
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_a_split_plan_predicts_the_same_in_rows_within_the_limit_or_of_a_single_view(
+    case, shrink, limit
+):
+    name, batch, block_size = case
+    family = FAMILIES[name]
+    trajectory = batch[0]
+    plan = trace_plan(trajectory, block_size, family, shrink)
+    parts = split_plan(trajectory, plan, block_size, family, limit)
+    assert (np.concatenate([part.states for part in parts]) == plan.states).all()
+    for part in parts:
+        length = num_layout_tokens(trajectory, part, block_size, family)
+        views = build_views([trajectory], [part], block_size, family, MASK_ID)
+        assert views.input_ids.numel() == length
+        assert length <= limit or len(part.states) == 1
+        longest = max_row_tokens(
+            family,
+            block_size,
+            trajectory.canvas_length - len(trajectory.response_ids),
+            len(trajectory.response_ids),
+        )
+        assert len(part.states) > 1 or length <= longest
+    whole = num_layout_tokens(trajectory, plan, block_size, family)
+    assert len(parts) == 1 or whole > limit

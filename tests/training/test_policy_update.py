@@ -27,6 +27,7 @@ from tests.rounds import (
 )
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
 from tests.trajectories import responses
+from tracerl.models.families import FAMILIES
 from tracerl.models.policy import Policy, new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.objectives.plans import trace_plan
@@ -37,7 +38,12 @@ from tracerl.settings.rounds import RlRound
 from tracerl.training import collect
 from tracerl.training.collect import Judging, draw_tasks
 from tracerl.training.critic import Critic, ValueTargets
-from tracerl.training.policy_update import MicroBatch, PolicyUpdate
+from tracerl.training.policy_update import (
+    MicroBatch,
+    PolicyUpdate,
+    longest_rl_row,
+    splits_views,
+)
 from tracerl.training.rl import Models, held_out_declines, train_rl
 from tracerl.types import Rollout, Task
 
@@ -71,11 +77,7 @@ def test_kl_and_clip_fraction_are_those_of_the_ratios_with_unequal_bounds():
     assert metrics["units"] == 3
     assert metrics["clip_fraction"] == 2
     assert metrics["kl"] == pytest.approx(float((ratios - 1 - ratios.log()).sum()), rel=1e-6)
-    assert update.loss(replace(part, counts=False))[1] == {
-        "units": 0,
-        "clip_fraction": 0,
-        "kl": 0,
-    }
+    assert set(update.loss(replace(part, counts=False))[1].values()) == {0}
 
 
 def test_a_step_reports_means_over_its_units():
@@ -85,7 +87,14 @@ def test_a_step_reports_means_over_its_units():
     row = update.step([replace(part, old_logprobs=old_of(part) - ratios.log())])
     assert row["clip_fraction"] == pytest.approx(2 / 3)
     assert row["kl"] == pytest.approx(float((ratios - 1 - ratios.log()).mean()), rel=1e-6)
-    assert list(row) == ["loss", "grad_norm", "lr", "kl", "clip_fraction"]
+    assert list(row) == [
+        "loss",
+        "grad_norm",
+        "lr",
+        "kl",
+        "clip_fraction",
+        "oversize_micro_batches",
+    ]
 
 
 # The loss
@@ -328,3 +337,51 @@ def test_a_round_that_ends_below_the_interval_of_its_start_says_so_for_each_mode
         "25% of the responses are empty"
     }
     assert held_out_declines(rows[:2]) == {}
+
+
+# Long rows
+
+
+@pytest.mark.parametrize("family", ["sdar", "dream"])
+def test_a_response_longer_than_the_limit_is_split_over_passes_with_an_equal_gradient(family):
+    """One response; its longest pass then holds a clean copy and one view. The loss, its gradient
+    and the old log-probabilities are those of one pass."""
+    trajectory = responses(family)[1]
+    results = []
+    for tokens in (10_000, 1):
+        model = sharp_model(family, torch.float64)
+        settings = round_of("tracerl", train_block_size=4, micro_batch_tokens=tokens)
+        update = update_on(model, settings, sharp_model(family, torch.float64, seed=3))
+        parts = update.prepare(batch_of([trajectory], [0.5]), 1, 0)
+        losses = [update.loss(part) for part in parts]
+        total = torch.stack([loss for loss, _ in losses]).sum()
+        gradient = torch.autograd.grad(total, list(model.parameters()))
+        longest = max(part.views.input_ids.numel() for part in parts)
+        oversize = sum(metrics["oversize_micro_batches"] for _, metrics in losses)
+        results.append((len(parts), longest, oversize, float(total.detach()), gradient))
+    (one, whole, none, loss, gradient), (many, longest, all_, split_loss, split_gradient) = results
+    assert (one, none) == (1, 0)
+    assert many >= 2
+    assert all_ == many, "each of them has more than one token"
+    assert longest < 0.8 * whole
+    assert split_loss == pytest.approx(loss, rel=1e-10)
+    for ours, theirs in zip(split_gradient, gradient, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+def test_views_whose_likelihoods_are_joined_stay_together():
+    settings = [
+        (round_of("tracerl", train_block_size=4), True),
+        (round_of("tracerl", train_block_size=4, reduction="response"), False),
+        (round_of("tracerl", train_block_size=4, ratio="sequence"), False),
+        (round_of("espo", train_block_size=4), False),
+        (round_of("diffucoder", train_block_size=4), False),
+        (round_of("random", train_block_size=4), True),
+    ]
+    for round_, splits in settings:
+        assert splits_views(round_) == splits
+        whole, longest = (
+            longest_rl_row(r, FAMILIES["sdar"])
+            for r in (round_.model_copy(update={"reduction": "response"}), round_)
+        )
+        assert longest == whole or splits

@@ -26,6 +26,16 @@ def head_flops(arch: Architecture) -> int:
     return 2 * arch.hidden_size * arch.vocab_size
 
 
+def training_state_bytes(num_trained: int, dtype: torch.dtype) -> int:
+    """Bytes that training needs beside the weights: a gradient and two moments of every trained
+    parameter, of at least float32, and for weights in half precision their float32 masters and the
+    gradient of a micro-batch."""
+    wide = torch.promote_types(dtype, torch.float32)
+    if wide == dtype:
+        return 3 * num_trained * dtype.itemsize
+    return num_trained * (4 * wide.itemsize + dtype.itemsize)
+
+
 @dataclass
 class Meter:
     """Counts the passes of the models that `watch` is given. forwards, tokens: passes, and

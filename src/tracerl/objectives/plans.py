@@ -67,6 +67,11 @@ def concatenate_plans(plans: Sequence[Plan]) -> Plan:
     )
 
 
+def select_views(plan: Plan, views: Sequence[int]) -> Plan:
+    """Some of a plan's views as a plan."""
+    return replace(plan, states=plan.states[list(views)], weights=plan.weights[list(views)])
+
+
 def scale_weights(plan: Plan, factor: float) -> Plan:
     """The plan with all weights multiplied by a factor."""
     return replace(plan, weights=(plan.weights * factor).astype(np.float32))

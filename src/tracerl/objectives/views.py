@@ -25,6 +25,7 @@ from tracerl.objectives.plans import (
     Plan,
     dense_ranks,
     grid_blocks,
+    select_views,
 )
 from tracerl.types import Trajectory
 
@@ -152,6 +153,47 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
         return canvas * len(plan.states)
     predicts, _ = _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)
     return canvas + block_size * int(predicts.sum())
+
+
+def max_row_tokens(
+    family: Family, block_size: int, prompt_tokens: int, response_tokens: int, num_views: int = 1
+) -> int:
+    """The most tokens that the rows of one response can have. num_views: the views that must go
+    through the model together; 1 where they are split over several passes."""
+    canvas = prompt_tokens + response_tokens
+    if family.attention == "full":
+        return num_views * canvas
+    canvas = block_starts_after(canvas, block_size)
+    # The response may begin inside a block.
+    noisy = min(block_starts_after(response_tokens + block_size - 1, block_size), canvas)
+    return canvas + num_views * noisy
+
+
+def split_plan(
+    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, max_tokens: int
+) -> list[Plan]:
+    """The plan in parts of whole views, each with rows of at most `max_tokens` tokens, or of one
+    view if that alone has more.
+
+    With block-causal attention every part recomputes the clean copy, which never attends to a noisy
+    view: losses that are sums over views, and their gradients, stay equal.
+    """
+    if plan.causal or num_layout_tokens(trajectory, plan, block_size, family) <= max_tokens:
+        return [plan]
+    canvas = _canvas_length(trajectory, block_size, family)
+    parts: list[list[int]] = []
+    total = 0
+    for view in range(len(plan.states)):
+        single = select_views(plan, [view])
+        length = num_layout_tokens(trajectory, single, block_size, family)
+        added = length if family.attention == "full" else length - canvas
+        if parts and total + added <= max_tokens:
+            parts[-1].append(view)
+            total += added
+        else:
+            parts.append([view])
+            total = length
+    return [select_views(plan, part) for part in parts]
 
 
 def row_bundles(

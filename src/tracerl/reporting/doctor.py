@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from tracerl.models.attention import flash_installed
+from tracerl.models.cost import training_state_bytes
 from tracerl.models.families import FAMILIES
 from tracerl.models.lora import Adapters, adapt_layers
 from tracerl.models.policy import empty_model, shape_architecture
@@ -47,6 +48,8 @@ from tracerl.settings.rewards import Judge, ModelJudge, ServerJudge, StepsJudge
 from tracerl.settings.rounds import RlRound
 from tracerl.settings.sampling import Sampler
 from tracerl.settings.training import Training
+from tracerl.training.policy_update import longest_rl_row
+from tracerl.training.sft import longest_sft_row
 
 _PACKAGES = (
     "tracerl",
@@ -246,7 +249,7 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
         )
         own, state = (
             need.weights + reference + value * dtype.itemsize + judging,
-            need.state + 3 * value_state * dtype.itemsize,
+            need.state + training_state_bytes(value_state, dtype),
         )
         sampling = max(_sampling(one.sampler, arch, dtype) for one in (rl, *rl.phase_rounds))
         yield Need(need.stage, own, state, max(need.passes, sampling))
@@ -318,19 +321,26 @@ def _training(
     arch: Architecture,
     dtype: torch.dtype,
 ) -> Need:
-    """Gradients and two moments of every trained parameter; what a micro-batch keeps for its
-    backward pass."""
+    """Gradients, moments and masters of every trained parameter; what a micro-batch, or a single
+    row if that is longer, keeps for its backward pass."""
     trained, whole = _num_parameters(arch, lora), _num_parameters(arch, None)
     weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize
-    tokens = settings.micro_batch_tokens
+    tokens = max(settings.micro_batch_tokens, _longest_row(settings, arch))
     # float32 logits, their log-softmax and its gradient, were every token predicted, in parts
     logits = min(tokens * arch.vocab_size, LOGITS_AT_ONCE) * 4 * 3
     return Need(
         stage,
         weights,
-        3 * trained * dtype.itemsize,
+        training_state_bytes(trained, dtype),
         tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits,
     )
+
+
+def _longest_row(settings: Training | RlRound, arch: Architecture) -> int:
+    family = FAMILIES[arch.family]
+    if isinstance(settings, RlRound):
+        return longest_rl_row(settings, family)
+    return longest_sft_row(settings, family)
 
 
 def _kept(arch: Architecture) -> int:

@@ -24,8 +24,8 @@ from tracerl import distributed
 from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, returns_and_advantages
 from tracerl.objectives.losses import value_loss
-from tracerl.objectives.plans import trace_plan
-from tracerl.objectives.views import Views, build_views, num_layout_tokens
+from tracerl.objectives.plans import Plan, trace_plan, trace_steps
+from tracerl.objectives.views import Views, build_views, num_layout_tokens, split_plan
 from tracerl.settings.rounds import Critic as CriticSettings
 from tracerl.settings.rounds import RlRound
 from tracerl.training.trainer import Trainer, pack_padded
@@ -53,6 +53,16 @@ class ValueTargets:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Pass:
+    """One forward pass of the value model over some views of some trajectories."""
+
+    indices: list[int]
+    views: Views
+    values: Floats
+    counts: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Critic:
     """A round's value model with its trainer."""
 
@@ -74,48 +84,61 @@ class Critic:
 
         rewards: of every trajectory, those of its trainable tokens, float64 [num_tokens].
         """
-        model = self.trainer.model
-        family = model.transformer.family
-        size = settings.train_block_size
-        plans = {i: trace_plan(trajectories[i], size, family, settings.shrink) for i in chosen}
-        lengths = [num_layout_tokens(trajectories[i], plans[i], size, family) for i in chosen]
-        packings = pack_padded(lengths, settings.micro_batch_tokens)
+        passes = self._read_values(trajectories, chosen, settings, mask_id)
+        values = _token_values(passes, trajectories)
+        family = self.trainer.model.transformer.family
+        tables: dict[int, tuple[Floats, Floats]] = {}
+        for i in chosen:
+            steps = trace_steps(trajectories[i], settings.train_block_size, family, settings.shrink)
+            tables[i] = returns_and_advantages(
+                rewards[i], values[i], steps, self.settings.discount, self.settings.trace
+            )
         targets = []
-        for packing, counts in distributed.shard_padded(packings):
-            indices = [int(chosen[i]) for i in packing]
-            batch = [trajectories[i] for i in indices]
-            views = build_views(batch, [plans[i] for i in indices], size, family, mask_id)
-            with torch.no_grad():
-                old = read_values(model.eval(), views).double().cpu().numpy()
-            returns, advantages = self._returns(views, [rewards[i] for i in indices], old)
+        for done in passes:
+            returns, advantages = np.empty((2, len(done.values)))
+            for number, i in enumerate(done.indices):
+                here, tokens = _tokens_of(done.views, number)
+                returns[here] = tables[i][0][tokens]
+                advantages[here] = tables[i][1][tokens]
             targets.append(
                 ValueTargets(
-                    views=views,
-                    indices=indices,
-                    old_values=old,
+                    views=done.views,
+                    indices=done.indices,
+                    old_values=done.values,
                     returns=returns,
                     advantages=advantages,
-                    counts=counts,
+                    counts=done.counts,
                 )
             )
         return targets
 
-    def _returns(
-        self, views: Views, rewards: Sequence[Floats], old: Floats
-    ) -> tuple[Floats, Floats]:
-        """Returns and advantages, float64 [T]. rewards: per trajectory of the views."""
-        returns, advantages = np.empty((2, len(old)))
-        for number, reward in enumerate(rewards):
-            here = (views.source == number).numpy()
-            steps = np.unique(views.group[here].numpy(), return_inverse=True)[1].reshape(-1)
-            returns[here], advantages[here] = returns_and_advantages(
-                reward[views.token[here].numpy()],
-                old[here],
-                steps,
-                self.settings.discount,
-                self.settings.trace,
-            )
-        return returns, advantages
+    def _read_values(
+        self,
+        trajectories: Sequence[Trajectory],
+        chosen: Sequence[int],
+        settings: RlRound,
+        mask_id: int,
+    ) -> list["_Pass"]:
+        """This rank's passes over the chosen trajectories; a long one is split over several."""
+        model = self.trainer.model.eval()
+        family = model.transformer.family
+        size = settings.train_block_size
+        limit = settings.micro_batch_tokens
+        parts: list[tuple[int, Plan]] = []
+        for i in chosen:
+            plan = trace_plan(trajectories[i], size, family, settings.shrink)
+            for part in split_plan(trajectories[i], plan, size, family, limit):
+                parts.append((int(i), part))
+        lengths = [num_layout_tokens(trajectories[i], plan, size, family) for i, plan in parts]
+        passes = []
+        for packing, counts in distributed.shard_padded(pack_padded(lengths, limit)):
+            indices = [parts[i][0] for i in packing]
+            batch = [trajectories[i] for i in indices]
+            views = build_views(batch, [parts[i][1] for i in packing], size, family, mask_id)
+            with torch.no_grad():
+                values = read_values(model, views).double().cpu().numpy()
+            passes.append(_Pass(indices=indices, views=views, values=values, counts=counts))
+        return passes
 
     def update(self, parts: Sequence[Sequence[ValueTargets]]) -> None:
         """One optimizer step on each part: the clipped value loss, a mean over all its tokens."""
@@ -151,6 +174,29 @@ def read_values(model: ValueModel, views: Views) -> torch.Tensor:
     return values
 
 
+def _token_values(passes: Sequence[_Pass], trajectories: Sequence[Trajectory]) -> list[Floats]:
+    """The value of every trainable token, float64 [num_tokens] per trajectory, from the passes of
+    all ranks; 0 where none was read."""
+    shard = []
+    for done in passes:
+        if not done.counts:
+            continue
+        for number, index in enumerate(done.indices):
+            here, tokens = _tokens_of(done.views, number)
+            shard.append((index, tokens, done.values[here]))
+    tables = [np.zeros(trajectory.num_tokens) for trajectory in trajectories]
+    for index, tokens, values in distributed.all_gather(shard):
+        tables[index][tokens] = values
+    return tables
+
+
+def _tokens_of(views: Views, number: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Which predictions of the views are of one of their trajectories, bool [T], and of which of
+    its tokens, int64."""
+    here = (views.source == number).numpy()
+    return here, views.token.numpy()[here]
+
+
 def token_advantages(
     parts: Sequence[ValueTargets], trajectories: Sequence[Trajectory]
 ) -> list[Floats]:
@@ -161,8 +207,8 @@ def token_advantages(
         if not part.counts:
             continue
         for number, index in enumerate(part.indices):
-            here = (part.views.source == number).numpy()
-            shard.append((index, part.views.token[here].numpy(), part.advantages[here]))
+            here, tokens = _tokens_of(part.views, number)
+            shard.append((index, tokens, part.advantages[here]))
     tables = [np.zeros(len(trajectory.response_ids)) for trajectory in trajectories]
     for index, tokens, advantages in distributed.all_gather(shard):
         tables[index][tokens] = advantages

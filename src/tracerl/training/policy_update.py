@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tracerl import distributed
+from tracerl.models.families import Family
 from tracerl.models.policy import Policy
 from tracerl.objectives.losses import (
     denominator,
@@ -25,6 +26,7 @@ from tracerl.objectives.losses import (
     response_mean,
 )
 from tracerl.objectives.methods import (
+    ESTIMATORS,
     Units,
     estimate_units,
     make_plan,
@@ -34,7 +36,8 @@ from tracerl.objectives.methods import (
     units_of,
 )
 from tracerl.objectives.plans import Plan
-from tracerl.objectives.views import Views, build_views, row_bundles
+from tracerl.objectives.supervised import num_trace_views
+from tracerl.objectives.views import Views, build_views, max_row_tokens, row_bundles, split_plan
 from tracerl.seeds import generator_for
 from tracerl.settings.methods import Method
 from tracerl.settings.rounds import RlRound
@@ -78,6 +81,35 @@ class MicroBatch:
     """False for a repeat that only gives this rank as many passes as the others have."""
 
 
+def splits_views(settings: RlRound) -> bool:
+    """Whether the views of one response may go through the model in several passes: whether the
+    loss is a sum over views, as with a unit per prediction, a ratio per unit and a reduction whose
+    denominators do not depend on the other views."""
+    return (
+        settings.method.unit == "prediction"
+        and settings.ratio != "sequence"
+        and settings.reduction != "response"
+    )
+
+
+def longest_rl_row(settings: RlRound, family: Family) -> int:
+    """The most tokens that have to go through the model in one pass: a prompt and a response of
+    full length with one view, or with all of them where they cannot be split."""
+    sampler = settings.sampler
+    num_views = 1
+    if not splits_views(settings):
+        block, response = settings.train_block_size, sampler.max_new_tokens
+        steps = num_trace_views(family.attention, block, settings.shrink, response)
+        num_views = ESTIMATORS[type(settings.method)].num_views(settings.method, steps)
+    return max_row_tokens(
+        family,
+        settings.train_block_size,
+        sampler.max_prompt_tokens,
+        sampler.max_new_tokens,
+        num_views,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyUpdate:
     """Updates the policy of a round."""
@@ -113,7 +145,9 @@ class PolicyUpdate:
             else:
                 prepared += prepared[: len(batches)]
         rows = [self.step(micro_batches) for micro_batches in prepared]
-        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+        means["oversize_micro_batches"] = sum(row["oversize_micro_batches"] for row in rows)
+        return means
 
     def prepare(
         self, batch: Batch, iteration: int, epoch: int, on_policy: bool = False
@@ -126,9 +160,10 @@ class PolicyUpdate:
         settings = self.settings
         family = self.trainer.model.family
         plans = [self.plan(trajectory, iteration, epoch) for trajectory in batch.trajectories]
+        parts, part_plans = self._split(batch, plans)
         bundles, lengths = row_bundles(
-            batch.trajectories,
-            plans,
+            parts.trajectories,
+            part_plans,
             settings.train_block_size,
             family,
             settings.group_tokens or 0,
@@ -144,14 +179,35 @@ class PolicyUpdate:
         for packing, counts in distributed.shard_padded(packings):
             indices = [i for bundle in packing for i in bundles[bundle]]
             part = Batch(
-                trajectories=[batch.trajectories[i] for i in indices],
-                advantages=[batch.advantages[i] for i in indices],
+                trajectories=[parts.trajectories[i] for i in indices],
+                advantages=[parts.advantages[i] for i in indices],
             )
             micro_batch = self._micro_batch(
-                part, [plans[i] for i in indices], divisor, counts, on_policy
+                part, [part_plans[i] for i in indices], divisor, counts, on_policy
             )
             prepared.append(micro_batch)
         return prepared
+
+    def _split(self, batch: Batch, plans: list[Plan]) -> tuple[Batch, list[Plan]]:
+        """The batch with every response whose rows hold more than `micro_batch_tokens` tokens in
+        several parts, each with some of its views."""
+        if not splits_views(self.settings):
+            return batch, plans
+        parts = Batch(trajectories=[], advantages=[])
+        part_plans: list[Plan] = []
+        for i, (trajectory, plan) in enumerate(zip(batch.trajectories, plans, strict=True)):
+            views = split_plan(
+                trajectory,
+                plan,
+                self.settings.train_block_size,
+                self.trainer.model.family,
+                self.settings.micro_batch_tokens,
+            )
+            for part in views:
+                parts.trajectories.append(trajectory)
+                parts.advantages.append(batch.advantages[i])
+                part_plans.append(part)
+        return parts, part_plans
 
     def _micro_batch(
         self, batch: Batch, plans: list[Plan], divisor: float, counts: bool, on_policy: bool
@@ -216,13 +272,17 @@ class PolicyUpdate:
     def step(self, micro_batches: Sequence[MicroBatch]) -> dict[str, float]:
         """One optimizer step (in evaluation mode: no dropout in any RL pass), with its metrics."""
         stats = self.trainer.step(micro_batches, self.loss)
-        count = max(stats.metrics["units"], 1)
-        means = {k: v / count for k, v in stats.metrics.items() if k != "units"}
-        return {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **means}
+        sums = dict(stats.metrics)
+        count = max(sums.pop("units"), 1)
+        oversize = sums.pop("oversize_micro_batches")
+        means = {name: value / count for name, value in sums.items()}
+        row = {"loss": stats.loss, "grad_norm": stats.grad_norm, "lr": stats.lr, **means}
+        return {**row, "oversize_micro_batches": oversize}
 
     def loss(self, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of a micro-batch, a scalar, and metrics that are sums over its units: `kl` (k3
-        of the policy that sampled and the new one), `clip_fraction`, `units`."""
+        of the policy that sampled and the new one), `clip_fraction`, `units`; and
+        `oversize_micro_batches`: 1 if it holds more than `micro_batch_tokens` tokens."""
         settings = self.settings
         units = batch.units
         new, order = self._likelihoods(
@@ -245,6 +305,8 @@ class PolicyUpdate:
             loss = loss + order_loss
             metrics["order_clip_fraction"] = batch.counts * num_clipped
         metrics["units"] = float(batch.counts * len(batch.weights))
+        is_oversize = batch.views.input_ids.numel() > settings.micro_batch_tokens
+        metrics["oversize_micro_batches"] = float(batch.counts and is_oversize)
         return loss, metrics
 
     def _order_loss(self, batch: MicroBatch, order: torch.Tensor) -> tuple[torch.Tensor, float]:

@@ -26,8 +26,8 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.plans import Plan
-from tracerl.objectives.supervised import make_plan
-from tracerl.objectives.views import build_views, num_layout_tokens
+from tracerl.objectives.supervised import make_plan, num_tokens
+from tracerl.objectives.views import build_views, max_row_tokens, num_layout_tokens, split_plan
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.training import Training
 from tracerl.training.run_context import RunContext
@@ -117,8 +117,10 @@ class SftMicroBatch:
 
     number: int
     """Number in the step, over all ranks; names the random stream of dropout."""
-    indices: list[int]
-    """Which examples of the batch."""
+    trajectories: list[Trajectory]
+    """Of the batch; an example whose rows are long may stand in several micro-batches."""
+    plans: list[Plan]
+    """The views of each of them that are predicted here."""
     counts: bool
     """False for a repeat that only gives this rank as many passes as the others have."""
 
@@ -221,15 +223,27 @@ def draw_batch(
 
 
 def split_batch(batch: SftBatch, settings: Training, family: Family) -> list[SftMicroBatch]:
-    """This rank's micro-batches of a step."""
-    lengths = []
+    """This rank's micro-batches of a step. The views of an example with more than
+    `micro_batch_tokens` tokens are split."""
+    limit = settings.micro_batch_tokens
+    parts: list[tuple[Trajectory, Plan]] = []
     for trajectory, plan in zip(batch.trajectories, batch.plans, strict=True):
-        lengths.append(num_layout_tokens(trajectory, plan, batch.block_size, family))
+        for part in split_plan(trajectory, plan, batch.block_size, family, limit):
+            parts.append((trajectory, part))
+    lengths = []
+    for trajectory, part in parts:
+        lengths.append(num_layout_tokens(trajectory, part, batch.block_size, family))
     pack = pack_padded if settings.row_tokens is None else pack_concatenated
-    packings = list(enumerate(pack(lengths, settings.micro_batch_tokens)))
+    packings = list(enumerate(pack(lengths, limit)))
     micro_batches = []
     for (number, indices), counts in distributed.shard_padded(packings):
-        micro_batches.append(SftMicroBatch(number=number, indices=indices, counts=counts))
+        micro_batch = SftMicroBatch(
+            number=number,
+            trajectories=[parts[i][0] for i in indices],
+            plans=[parts[i][1] for i in indices],
+            counts=counts,
+        )
+        micro_batches.append(micro_batch)
     return micro_batches
 
 
@@ -242,8 +256,8 @@ def micro_batch_loss(
 ) -> torch.Tensor:
     """The micro-batch's part of the step's loss, a scalar."""
     views = build_views(
-        [batch.trajectories[i] for i in micro_batch.indices],
-        [batch.plans[i] for i in micro_batch.indices],
+        micro_batch.trajectories,
+        micro_batch.plans,
         batch.block_size,
         model.family,
         mask_id,
@@ -251,6 +265,14 @@ def micro_batch_loss(
     )
     weights = views.weight.to(model.device) / batch.num_trainable * micro_batch.counts
     return sft_loss(token_logprobs(model, views, temperature=1.0), weights)
+
+
+def longest_sft_row(settings: Training, family: Family) -> int:
+    """The most tokens that have to go through the model in one pass: an example of `max_length`
+    tokens with one view."""
+    block_size, length = max(settings.block_sizes), settings.max_length
+    every_view = num_tokens(settings.objective, family.attention, block_size, length)
+    return min(every_view, max_row_tokens(family, block_size, 0, length))
 
 
 def drop_long_examples(
