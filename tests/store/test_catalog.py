@@ -162,3 +162,15 @@ def test_a_wrong_query_is_explained(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match="rewards"):
         answer(connect(tmp_path), "SELECT rewards FROM rollouts")
+
+
+def test_a_point_of_a_held_out_curve_is_told_from_one_of_training(tmp_path):
+    curves = tmp_path / "reports" / "curves"
+    curves.mkdir(parents=True)
+    (curves / "rl@short.tsv").write_text("iteration\treward\n3\t0.5\n")
+    (curves / "rl@short-held-out.tsv").write_text("iteration\tmode\taccuracy\n3\tstatic\t0.25\n")
+    rows = answer(connect(tmp_path), "FROM metrics ORDER BY curve").to_pylist()
+    assert [(r["stage"], r["curve"], r["step"], r["name"], r["value"]) for r in rows] == [
+        ("rl@short", "held-out", 3, "static.accuracy", 0.25),
+        ("rl@short", "train", 3, "reward", 0.5),
+    ]

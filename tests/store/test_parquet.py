@@ -96,6 +96,31 @@ def test_lists_have_the_encodings_that_were_measured(tmp_path):
 # Versions
 
 
+def test_a_flipped_byte_is_an_error_or_changes_nothing(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    rows = as_table("rollouts", sound("rollouts"))
+    write_parquet(path, rows)
+    content = path.read_bytes()
+    length = int.from_bytes(content[-8:-4], "little")
+    errors = 0
+    for place in range(4, len(content) - length - 8, 5):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            assert read_rollouts(path) == rows, place
+        except DataError:
+            errors += 1
+    assert errors > 100
+
+
+def test_a_file_of_the_next_version_is_refused(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    rows = as_table("rollouts", sound("rollouts"))
+    next_version = {schema.VERSION_KEY: str(SCHEMA_VERSION + 1).encode()}
+    pq.write_table(rows.replace_schema_metadata(next_version), path)
+    with pytest.raises(DataError, match="another schema version"):
+        open_parquet(path, "rollouts")
+
+
 def test_every_older_version_has_a_fixture_and_a_migration():
     assert sorted(MIGRATIONS) == list(range(1, SCHEMA_VERSION))
     assert sorted(int(folder.name[1:]) for folder in OLD.iterdir()) == list(

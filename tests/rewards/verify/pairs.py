@@ -361,6 +361,11 @@ KINDS = [
     ("2x+4y=6", "6", UNDECIDED),
     ("5", "x=4=5", DIFFERENT),
     ("5", "x=2+3=5", EQUAL),
+    # at the bounds of the rules
+    ("4", "3\\frac{4}{4}", UNDECIDED),
+    ("1", "1\\%", EQUAL),
+    ("1, 1", "1, 2", DIFFERENT),
+    ("\\{1\\}", "\\{1,2\\}", DIFFERENT),
 ]
 
 # Pairs whose verdict depends on which side is known: an equation says more than its right side.
