@@ -79,7 +79,7 @@ PHASES = {
         *(
             f"stages.{stage}:{name}"
             for stage in ("evaluate", "traces")
-            for name in ("write_rollouts", "read_rollouts", "judged_table")
+            for name in ("write_rollouts", "read_rollouts", "rollouts_to_table")
         ),
     ],
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.chromium import browser
 from tests.reporting.synthetic_run import long_responses, make_rollouts, make_tasks
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
+from tracerl.reporting.trace_viewer import render_viewer, select_responses
 from tracerl.store.catalog import connect
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 
@@ -39,7 +39,7 @@ def main() -> None:
             folder / "data" / "rollouts" / "rl@short" / "iter-00001.parquet",
             rollout_table(make_rollouts("rl@short", 1)),
         )
-        [response] = chosen_responses(connect(folder), "true", None, 1)
+        [response] = select_responses(connect(folder), "true", None, 1)
         path = folder / "long.html"
         path.write_text(
             render_viewer(

@@ -15,7 +15,7 @@ from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import load_tokenizer
 from tracerl.reporting.report import render_report
 from tracerl.reporting.summary import summary_rows
-from tracerl.reporting.trace_viewer import Response, chosen_responses, render_viewer
+from tracerl.reporting.trace_viewer import Response, render_viewer, select_responses
 from tracerl.store.catalog import answer, connect
 
 
@@ -57,7 +57,7 @@ def _before_and_after(
     last = f"{held_out} AND iteration = (SELECT max(iteration) FROM rollouts WHERE {held_out})"
     if not answer(connection, f"SELECT 1 FROM rollouts WHERE {held_out} LIMIT 1").num_rows:
         return []
-    return chosen_responses(connection, last, f"{held_out} AND iteration = 0", count)
+    return select_responses(connection, last, f"{held_out} AND iteration = 0", count)
 
 
 if __name__ == "__main__":

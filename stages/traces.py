@@ -17,11 +17,11 @@ from stages.runtime.splits import training_tasks
 from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import load_checkpoint, policy_hash
-from tracerl.rollouts.responses import SampleContext, fitting_tasks, judged_table, respond
+from tracerl.rollouts.responses import SampleContext, fitting_tasks, respond, rollouts_to_table
 from tracerl.settings.training import Traces
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.store.parquet import seal
-from tracerl.training.traces import preferred_solutions
+from tracerl.training.traces import collect_solutions
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
         # From the other end of the set.
         unseen = train[max(0, len(train) - settings.rollouts.get(name, 0)) :]
         if not path.is_file():
-            preferred = preferred_solutions(
+            preferred = collect_solutions(
                 model,
                 tokenizer,
                 solved,
@@ -73,7 +73,7 @@ def main() -> None:
                 sample_context,
                 on_done,
             )
-            write_rollouts(path, judged_table([*preferred, *own]))
+            write_rollouts(path, rollouts_to_table([*preferred, *own]))
         table = read_rollouts(path)
         counts[name] = {
             "num_responses": table.num_rows,

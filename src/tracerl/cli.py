@@ -150,7 +150,7 @@ def sql(
       tracerl sql "from rollouts where stage = 'rl@short' and iteration = 40" --out last.parquet
     docs/sql.md answers ten questions.
     """
-    from tracerl.store.catalog import connect, connect_file, damaged_files
+    from tracerl.store.catalog import connect, connect_file, find_damaged_files
 
     chosen = format or format_of(out)
     if chosen is Format.parquet and out is None:
@@ -159,7 +159,7 @@ def sql(
         connection = connect_file(responses)
     else:
         if skip_damaged:
-            for problem in damaged_files(root, verify):
+            for problem in find_damaged_files(root, verify):
                 _say(f"left out: {problem}", error=True)
         connection = connect(root, skip_damaged=skip_damaged, verify=verify, unfinished=True)
     if query is None:
@@ -328,11 +328,11 @@ def trace(
     """
     from tracerl.disk import write_text
     from tracerl.models.tokenizer import load_tokenizer
-    from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
+    from tracerl.reporting.trace_viewer import render_viewer, select_responses
     from tracerl.store.catalog import connect, connect_file
 
     connection = connect(root, unfinished=True) if responses is None else connect_file(responses)
-    rows = chosen_responses(connection, condition, against, limit)
+    rows = select_responses(connection, condition, against, limit)
     title = condition if against is None else f"before: {against}; after: {condition}"
     tokenizer = load_tokenizer(model or root / "data" / "checkpoints" / "base", None)
     write_text(out, render_viewer(rows, tokenizer, title))

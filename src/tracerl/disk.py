@@ -76,7 +76,7 @@ def json_value(value: Any) -> Any:
     return value
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+def number_lines(text: str) -> Iterator[tuple[int, str]]:
     """(number from 1, line) of a text. A newline alone ends a line: JSON strings may hold other
     line separators as they are."""
     return enumerate(text.removesuffix("\n").split("\n") if text else [], start=1)

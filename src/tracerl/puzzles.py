@@ -32,7 +32,7 @@ def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str,
     """(prompt, answer, solution, spec) of a random solvable problem with `difficulty` numbers."""
     while True:
         numbers = [int(n) for n in rng.integers(1, 20, size=difficulty)]
-        solved = _worked(numbers, rng)
+        solved = _work_out(numbers, rng)
         if solved is not None:
             value, expression, steps = solved
             spec = f"{','.join(map(str, numbers))}={value}"
@@ -44,7 +44,7 @@ def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str,
             )
 
 
-def _worked(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, list[str]] | None:
+def _work_out(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, list[str]] | None:
     """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to
     99; None if none does."""
     # Value, text, how tightly the text binds.

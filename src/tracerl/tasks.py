@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracerl import puzzles
-from tracerl.disk import json_rows, numbered_lines, parquet_rows
+from tracerl.disk import json_rows, number_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
@@ -69,7 +69,7 @@ def make_task_set(
     return _MAKERS[type(settings)](name, settings, held_out, seed, root)
 
 
-def _generated_tasks(
+def _generate_tasks(
     name: str, settings: GeneratedSet, held_out: float, seed: int, root: Path
 ) -> list[Task]:
     """Distinct problems of a generator, until both splits are full."""
@@ -230,7 +230,7 @@ def _gym_tasks(name: str, settings: GymSet, held_out: float, seed: int, root: Pa
             spec=item.spec,
         )
         tasks.setdefault(prompt, one)
-    return _chosen(list(tasks.values()), settings, where)
+    return _choose(list(tasks.values()), settings, where)
 
 
 def _read_user_file(
@@ -240,13 +240,13 @@ def _read_user_file(
     and difficulty."""
     path = root / settings.path
     if _has_our_schema(path):
-        return _chosen(_imported_tasks(name, path), settings, str(path))
+        return _choose(_read_imported_tasks(name, path), settings, str(path))
     tasks: dict[str, Task] = {}
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
         _require_columns(row, ("prompt", "answer"), "optionally solution and difficulty", where)
-        prompt = _required_text(row, "prompt", where)
-        answer = _required_text(row, "answer", where).strip()
+        prompt = _require_text(row, "prompt", where)
+        answer = _require_text(row, "answer", where).strip()
         if "#" in answer or len(answer.splitlines()) != 1:
             raise DataError(
                 "an answer can never be given",
@@ -274,7 +274,7 @@ def _read_user_file(
             solution=_text(row, "solution", where),
         )
         tasks.setdefault(prompt, task)
-    return _chosen(list(tasks.values()), settings, str(path))
+    return _choose(list(tasks.values()), settings, str(path))
 
 
 def _read_open_file(
@@ -287,7 +287,7 @@ def _read_open_file(
     for number, row in enumerate(_rows(path), start=1):
         where = f"{path}, row {number}"
         _require_columns(row, ("prompt",), "optionally rubric and answer", where)
-        prompt, rubric = _required_text(row, "prompt", where), _text(row, "rubric", where)
+        prompt, rubric = _require_text(row, "prompt", where), _text(row, "rubric", where)
         task = Task(
             task_id=f"{name}/{_digest(prompt)}",
             task_set=name,
@@ -307,14 +307,14 @@ def _read_open_file(
                 wanted="one row per prompt",
                 do="correct or remove one of the rows",
             )
-    return _chosen(list(tasks.values()), settings, str(path))
+    return _choose(list(tasks.values()), settings, str(path))
 
 
 _MAKERS: dict[type[Section], Callable[[str, Any, float, int, Path], list[Task]]] = {
-    SumsSet: _generated_tasks,
-    ArithmeticSet: _generated_tasks,
-    CountdownSet: _generated_tasks,
-    SudokuSet: _generated_tasks,
+    SumsSet: _generate_tasks,
+    ArithmeticSet: _generate_tasks,
+    CountdownSet: _generate_tasks,
+    SudokuSet: _generate_tasks,
     GymSet: _gym_tasks,
     FileSet: _read_user_file,
     OpenSet: _read_open_file,
@@ -360,7 +360,7 @@ def _text(row: dict[str, Any], column: str, where: str) -> str:
     return value
 
 
-def _required_text(row: dict[str, Any], column: str, where: str) -> str:
+def _require_text(row: dict[str, Any], column: str, where: str) -> str:
     text = _text(row, column, where)
     if not text.strip():
         raise DataError(
@@ -398,7 +398,7 @@ def _has_our_schema(path: Path) -> bool:
         return False
 
 
-def _imported_tasks(name: str, path: Path) -> list[Task]:
+def _read_imported_tasks(name: str, path: Path) -> list[Task]:
     """Tasks of a file that `tracerl data add` wrote, with their kinds, splits and ids."""
     tasks = []
     for number, row in enumerate(read_parquet(path, "tasks").to_pylist(), start=1):
@@ -426,7 +426,7 @@ def _imported_tasks(name: str, path: Path) -> list[Task]:
     return tasks
 
 
-def _chosen(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
+def _choose(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
     """The first num_train and num_test tasks of each split."""
     chosen: list[Task] = []
     for split, limit in (("train", settings.num_train), ("test", settings.num_test)):
@@ -453,7 +453,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         return parquet_rows(path)
     try:
         # Excel and Notepad begin UTF-8 files with a byte order mark.
-        return json_rows(numbered_lines(path.read_text(encoding="utf-8-sig")), str(path))
+        return json_rows(number_lines(path.read_text(encoding="utf-8-sig")), str(path))
     except UnicodeDecodeError as error:
         raise DataError(
             "a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8"

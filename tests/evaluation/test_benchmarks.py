@@ -20,11 +20,11 @@ from tracerl.evaluation.benchmarks import (
     BOXED,
     DoesNotFitError,
     read_benchmark,
+    read_pickled_text,
     read_rows,
-    unpacked_tests,
-    unpickled_text,
+    unpack_tests,
 )
-from tracerl.evaluation.importing import add_data, import_lines, shared_problems
+from tracerl.evaluation.importing import add_data, find_shared_problems, import_lines
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
 from tracerl.rewards.verify.verifier import configure, release, verify
@@ -199,14 +199,14 @@ class Hostile:
 )
 def test_a_pickle_of_anything_but_a_string_is_refused_and_never_made(value, capsys):
     with pytest.raises(DoesNotFitError):
-        unpickled_text(pickle.dumps(value))
+        read_pickled_text(pickle.dumps(value))
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_pickled_string_is_read_whatever_the_protocol(protocol):
     text = "a\u2028b" + "c" * 70_000
-    assert unpickled_text(pickle.dumps(text, protocol)) == text
+    assert read_pickled_text(pickle.dumps(text, protocol)) == text
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_pickled_string_is_read_whatever_the_protocol(protocol):
 )
 def test_damaged_tests_do_not_fit(packed):
     with pytest.raises(DoesNotFitError):
-        unpacked_tests(packed)
+        unpack_tests(packed)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_shared_problems_are_found_despite_case_and_padding_and_no_others():
         )
 
     bench = [task("b/1", " ".join(words[:30])), task("b/2", "What is 2+2?")]
-    found = shared_problems(
+    found = find_shared_problems(
         [
             task("t/1", "Intro. " + " ".join(words[:30]).upper() + " Outro."),
             task("t/2", "what is 2 2"),

@@ -14,7 +14,7 @@ from tracerl.evaluation.generate import GenerateRun, Prompt, generate
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.sampling.sampler import sample
-from tracerl.training.traces import preferred_order
+from tracerl.training.traces import order_by_preference
 
 TOKENIZER = character_tokenizer()
 NAME = "model.layers.1.self_attn.q_proj.weight"
@@ -86,7 +86,7 @@ def test_the_preferred_order_is_not_made_of_them(family):
     good = sharp_model(family)
     trajectories = sample(good, END_IDS, tiny_requests([5, 3]), tiny_sampler())
     with pytest.raises(NonFiniteError, match=r"response 0 .* selection 1") as raised:
-        preferred_order(broken_weight(good), trajectories, 4, 1, 1)
+        order_by_preference(broken_weight(good), trajectories, 4, 1, 1)
     assert NAME in str(raised.value)
 
 

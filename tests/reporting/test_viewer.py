@@ -14,7 +14,7 @@ from tests.reporting.synthetic_run import long_responses, make_rollout, make_rol
 from tracerl.cli import main
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.reporting.trace_viewer import chosen_responses, render_viewer
+from tracerl.reporting.trace_viewer import render_viewer, select_responses
 from tracerl.store.catalog import connect
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 
@@ -60,7 +60,7 @@ def data_of(page: str):
 
 
 def test_the_page_holds_every_token_step_and_probability(run_folder):
-    responses = chosen_responses(connect(run_folder), "iteration = 2", None, 200)
+    responses = select_responses(connect(run_folder), "iteration = 2", None, 200)
     data = data_of(render_viewer(responses, character_tokenizer(), "iteration = 2"))
     assert len(data["responses"]) == len(make_rollouts("rl@short", 2)) == 8
     expected = {rollout.rollout_id: rollout for rollout in make_rollouts("rl@short", 2)}
@@ -80,7 +80,7 @@ def test_the_page_holds_every_token_step_and_probability(run_folder):
 
 
 def test_a_response_is_shown_beside_the_one_to_the_same_problem_before(run_folder):
-    pairs = chosen_responses(
+    pairs = select_responses(
         connect(run_folder), "iteration = 2", "iteration = 1 and sample_index = 0", 200
     )
     assert {pair.row["sample_index"]: pair.before is not None for pair in pairs} == {
@@ -90,7 +90,7 @@ def test_a_response_is_shown_beside_the_one_to_the_same_problem_before(run_folde
     assert all(
         pair.before is None or pair.before["task_id"] == pair.row["task_id"] for pair in pairs
     )
-    assert len(chosen_responses(connect(run_folder), "true", None, 3)) == 3
+    assert len(select_responses(connect(run_folder), "true", None, 3)) == 3
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_response_is_shown_beside_the_one_to_the_same_problem_before(run_folde
 )
 def test_a_condition_that_is_wrong_or_meets_nothing_is_told(condition, run_folder):
     with pytest.raises(DataError):
-        chosen_responses(connect(run_folder), condition, None, 10)
+        select_responses(connect(run_folder), condition, None, 10)
 
 
 def test_text_of_a_model_is_data_in_the_page(tmp_path):
@@ -109,7 +109,7 @@ def test_text_of_a_model_is_data_in_the_page(tmp_path):
         tmp_path / "data" / "rollouts" / "rl@short" / "one.parquet", rollout_table([rollout])
     )
     page = render_viewer(
-        chosen_responses(connect(tmp_path), "true", None, 9), character_tokenizer(), "<i>true</i>"
+        select_responses(connect(tmp_path), "true", None, 9), character_tokenizer(), "<i>true</i>"
     )
     assert page.count("<script") == 2
     assert "<img" not in page
@@ -171,7 +171,7 @@ def test_a_step_repaints_its_own_tokens_and_hundreds_of_responses_are_a_list_onl
     run_folder, tmp_path
 ):
     """What keeps long responses smooth, whose seconds benchmarks/viewer.py measures."""
-    [response] = chosen_responses(connect(run_folder), "iteration = 2", None, 1)
+    [response] = select_responses(connect(run_folder), "iteration = 2", None, 1)
     path = tmp_path / "long.html"
     path.write_text(
         render_viewer(long_responses(response, 300, 1024), character_tokenizer(), "long")

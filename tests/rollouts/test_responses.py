@@ -12,9 +12,9 @@ from tracerl.rewards.verify.verifier import VERSION, provenance
 from tracerl.rollouts.responses import (
     SampleContext,
     fitting_tasks,
-    judged_table,
     prompt_ids,
     respond,
+    rollouts_to_table,
 )
 from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
@@ -61,7 +61,7 @@ def test_a_file_of_responses_names_what_judged_them(tmp_path):
         tiny_sampler(max_new_tokens=4),
         CONTEXT,
     )
-    write_rollouts(tmp_path / "rows.parquet", judged_table(rollouts))
+    write_rollouts(tmp_path / "rows.parquet", rollouts_to_table(rollouts))
     query = (
         f"SELECT decode(value) FROM parquet_kv_metadata('{tmp_path}/*.parquet') WHERE "
         "decode(key) = 'tracerl.judged_by'"

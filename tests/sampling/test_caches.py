@@ -20,7 +20,7 @@ from tracerl.errors import DataError
 from tracerl.models.masks import CLEAN, Layout
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import CacheWindow, predictor_positions
-from tracerl.rollouts.responses import recorded_settings
+from tracerl.rollouts.responses import settings_columns
 from tracerl.sampling.sampler import Request, sample
 from tracerl.settings.sampling import Sampler
 from tracerl.types import Trajectory
@@ -210,7 +210,7 @@ def test_a_trajectory_names_the_cache_it_was_sampled_with(family, mode):
         tiny_sampler(temperature=0.7, **APPROXIMATE[mode]),
     )
     trajectories = sample(model, END_IDS, requests, settings)
-    recorded = recorded_settings(settings, model)
+    recorded = settings_columns(settings, model)
     assert recorded["cache_mode"] == settings.cache.kind
     assert recorded["cache_horizon"] == (3 if mode in ("window", "cut") else None)
     for trajectory in trajectories:
@@ -227,8 +227,8 @@ def test_a_trajectory_names_the_cache_it_was_sampled_with(family, mode):
 
 def test_the_exact_cache_of_full_attention_is_none():
     exact = tiny_sampler(cache="exact")
-    assert recorded_settings(exact, MODELS["llada"])["cache_mode"] == "none"
-    assert recorded_settings(exact, sharp_model("sdar"))["cache_mode"] == "exact"
+    assert settings_columns(exact, MODELS["llada"])["cache_mode"] == "none"
+    assert settings_columns(exact, sharp_model("sdar"))["cache_mode"] == "exact"
 
 
 def test_a_block_causal_family_refuses_an_approximate_cache():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.reporting.synthetic_run import make_rollouts, make_tasks
 from tracerl.errors import DataError
-from tracerl.store.catalog import answer, connect, damaged_files
+from tracerl.store.catalog import answer, connect, find_damaged_files
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 from tracerl.store.schema import DATASETS, MARKS, ROLLOUTS, TASKS, view_columns
@@ -106,7 +106,7 @@ def test_every_bad_file_is_named_and_the_others_can_still_be_asked(tmp_path):
         connect(tmp_path)
     for part in (str(torn), str(newer), f"{PLACES['evals']} is missing"):
         assert part in str(error.value)
-    assert len(damaged_files(tmp_path)) == 3
+    assert len(find_damaged_files(tmp_path)) == 3
     assert answer(
         connect(tmp_path, skip_damaged=True), "SELECT count(*) AS n FROM rollouts"
     ).to_pylist() == [{"n": 8}]

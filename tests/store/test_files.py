@@ -13,7 +13,7 @@ import pytest
 
 from tests.tiny import END_IDS, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import DataError
-from tracerl.rollouts.responses import recorded_settings
+from tracerl.rollouts.responses import settings_columns
 from tracerl.sampling.sampler import sample
 from tracerl.store.files import (
     read_rollouts,
@@ -67,7 +67,7 @@ def rollouts(**sampler: Any) -> list[Rollout]:
             verdict="correct" if i else "wrong",
             policy_hash="0123456789abcdef",
             seed=2**62,
-            settings=recorded_settings(settings, MODEL),
+            settings=settings_columns(settings, MODEL),
             reward_parts={"correct": i / 3, "format": 0.0} if i else {},
         )
         for i, trajectory in enumerate(trajectories)

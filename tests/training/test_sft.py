@@ -28,7 +28,7 @@ from tracerl.training.sft import (
     split_batch,
     worked_trajectory,
 )
-from tracerl.training.traces import preferred_order
+from tracerl.training.traces import order_by_preference
 from tracerl.types import Task, Trajectory
 
 TOKENIZER = character_tokenizer()
@@ -172,7 +172,7 @@ def test_the_preferred_order_is_that_of_sampling_with_the_known_tokens(family, p
         ids = rng.integers(3, TOKENIZER.vocab_size, len(filled.response_ids)).astype(np.int32)
         batch.append(replace(filled, response_ids=ids))
     for trajectory, ordered in zip(
-        batch, preferred_order(model, batch, 4, pick, pick), strict=True
+        batch, order_by_preference(model, batch, 4, pick, pick), strict=True
     ):
         selections = by_hand(model, trajectory, 4, pick)
         assert [

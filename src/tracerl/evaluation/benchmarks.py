@@ -3,7 +3,7 @@ their results needs to know.
 
 A row becomes a task or a reason why it does not fit; nothing is dropped uncounted. No file is run,
 unpickled or trusted: reference programs are parsed only, and LiveCodeBench's packed tests are read
-by `unpickled_text`, which knows strings and nothing else.
+by `read_pickled_text`, which knows strings and nothing else.
 """
 
 import ast
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tracerl.disk import json_object, json_rows, numbered_lines, parquet_rows
+from tracerl.disk import json_object, json_rows, number_lines, parquet_rows
 from tracerl.errors import DataError
 from tracerl.rewards.verify.guest import encode
 from tracerl.rewards.verify.math import extract_answer
@@ -187,7 +187,7 @@ def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
         yield from csv.DictReader(io.StringIO(text))
     elif kind == "jsonl":
         yield from json_rows(
-            ((number, line) for number, line in numbered_lines(text) if line.strip()), str(path)
+            ((number, line) for number, line in number_lines(text) if line.strip()), str(path)
         )
     else:
         try:
@@ -198,7 +198,7 @@ def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
             yield json_object(row, f"{path}, row {number}")
 
 
-def unpickled_text(data: bytes) -> str:
+def read_pickled_text(data: bytes) -> str:
     """The one string in a pickle. Raises DoesNotFitError if the pickle holds anything else: no
     object is ever made of it."""
     found: list[str] = []
@@ -223,7 +223,7 @@ def unpickled_text(data: bytes) -> str:
     return found[0]
 
 
-def unpacked_tests(packed: str) -> list[dict[str, Any]]:
+def unpack_tests(packed: str) -> list[dict[str, Any]]:
     """LiveCodeBench's tests: JSON, or JSON in a pickled string, compressed, in base 64."""
     if packed.lstrip().startswith("["):
         return list(json.loads(packed))
@@ -236,7 +236,7 @@ def unpacked_tests(packed: str) -> list[dict[str, Any]]:
             raise DoesNotFitError("packed tests are cut off")
     except (ValueError, zlib.error) as error:
         raise DoesNotFitError("packed tests are damaged") from error
-    return list(json.loads(unpickled_text(data)))
+    return list(json.loads(read_pickled_text(data)))
 
 
 # Mathematics
@@ -345,7 +345,7 @@ def _spec(**fields: Any) -> str:
     return json.dumps(fields, ensure_ascii=True)
 
 
-def _called(arguments: list[Any], expected: Any) -> dict[str, Any]:
+def _call_test(arguments: list[Any], expected: Any) -> dict[str, Any]:
     return {"args": [encode(item) for item in arguments], "expected": encode(expected)}
 
 
@@ -377,7 +377,7 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     )
     setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or [])])
     setup = setup.replace("\r\n", "\n")
-    names, imports = provided_names(code, "\n".join([setup, *tests]))
+    names, imports = find_provided_names(code, "\n".join([setup, *tests]))
     spec = _spec(style="assert", setup=setup + imports, provides=names, tests=tests)
     problem = (
         (row.get("text") or row["prompt"]).strip()
@@ -399,10 +399,10 @@ def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
     return _mbpp(row)
 
 
-def provided_names(code: str, tests: str) -> tuple[list[str], str]:
+def find_provided_names(code: str, tests: str) -> tuple[list[str], str]:
     """Top-level names of a reference program that a test program uses, and the imports of it that
     the tests use. Neither is run."""
-    tree, using = _parsed(code), _parsed(tests)
+    tree, using = _parse(code), _parse(tests)
     defined: set[str] = set()
     used = {node.id for node in ast.walk(using) if isinstance(node, ast.Name)}
     imports = ""
@@ -421,7 +421,7 @@ def provided_names(code: str, tests: str) -> tuple[list[str], str]:
 
 
 def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
-    tests = [*unpacked_tests(row["public_test_cases"]), *unpacked_tests(row["private_test_cases"])]
+    tests = [*unpack_tests(row["public_test_cases"]), *unpack_tests(row["private_test_cases"])]
     kinds = {test["testtype"] for test in tests}
     starter = row.get("starter_code") or ""
     problem = row["question_content"] + (
@@ -435,7 +435,7 @@ def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
     elif kinds == {"functional"}:
         name = json.loads(row["metadata"])["func_name"]
         cases = [
-            _called(
+            _call_test(
                 [json.loads(line) for line in test["input"].split("\n") if line.strip()],
                 json.loads(test["output"]),
             )
@@ -531,7 +531,7 @@ def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
     problem = row.get("problem") or row["prompt"]
     if name:
         cases: list[Any] = [
-            _called(given, made[0] if isinstance(made, list) and len(made) == 1 else made)
+            _call_test(given, made[0] if isinstance(made, list) and len(made) == 1 else made)
             for given, made in pairs
         ]
         spec = _spec(style="call", tests=cases, entry_point=name, reward="fraction", tolerance=1e-9)
@@ -584,8 +584,8 @@ def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
     """KodCode's tests are a pytest file that imports from `solution`; each of its functions test_*
     becomes one test. A sandbox has the standard library only, and a small stand-in of pytest."""
     solution = row["solution"]
-    trees = [_parsed(solution), _parsed(row["test"])]
-    foreign = imported_packages(trees) - sys.stdlib_module_names - {"solution", "pytest"}
+    trees = [_parse(solution), _parse(row["test"])]
+    foreign = find_imports(trees) - sys.stdlib_module_names - {"solution", "pytest"}
     if foreign:
         raise DoesNotFitError(f"needs the package {sorted(foreign)[0]}")
     if unknown := _pytest_names(trees[1]) - {"raises", "approx", "mark.parametrize"}:
@@ -595,7 +595,7 @@ def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
     calls = [node for node in body if isinstance(node, ast.FunctionDef) and _is_test(node)]
     if not calls:
         raise DoesNotFitError("no test functions that can be called without fixtures")
-    names, _ = provided_names(solution, setup)
+    names, _ = find_provided_names(solution, setup)
     spec = _spec(
         style="assert",
         setup=setup,
@@ -617,7 +617,7 @@ def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parsed(text: str) -> ast.Module:
+def _parse(text: str) -> ast.Module:
     try:
         with warnings.catch_warnings():  # about escapes in other people's strings
             warnings.simplefilter("ignore")
@@ -626,7 +626,7 @@ def _parsed(text: str) -> ast.Module:
         raise DoesNotFitError("the reference program or its tests are not Python") from error
 
 
-def imported_packages(trees: Iterable[ast.Module]) -> set[str]:
+def find_imports(trees: Iterable[ast.Module]) -> set[str]:
     """The first parts of the names of all modules that programs import, at whatever place."""
     names: set[str] = set()
     for tree in trees:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from tracerl.evaluation.metrics import summarise
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.rollouts.responses import SampleContext, judged_table, respond
+from tracerl.rollouts.responses import SampleContext, respond, rollouts_to_table
 from tracerl.settings.sampling import Sampler
 from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.types import Task
@@ -99,7 +99,7 @@ def evaluate(
                     batch = tasks[start : start + plan.batch_size]
                     num_samples = plan.num_samples[mode]
                     rollouts = respond(model, tokenizer, batch, num_samples, sampler, context)
-                    write_rollouts(path, judged_table(rollouts))
+                    write_rollouts(path, rollouts_to_table(rollouts))
                 tables.append(read_rollouts(path))
                 num_done += tables[-1].num_rows
                 on_progress(num_done, plan.num_responses, f"{task_set} {mode}")

@@ -19,13 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from tracerl.disk import atomic_file, json_rows, json_value, numbered_lines, parquet_rows
+from tracerl.disk import atomic_file, json_rows, json_value, number_lines, parquet_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.models.families import Attention
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.verify.verifier import Verdict
-from tracerl.rollouts.responses import SampleContext, prompt_ids, recorded_settings
+from tracerl.rollouts.responses import SampleContext, prompt_ids, settings_columns
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.defaults import merge
@@ -196,7 +196,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix == ".parquet":
         return parquet_rows(path)
     try:
-        lines = numbered_lines(path.read_text(encoding="utf-8"))
+        lines = number_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError("the prompts cannot be read", where=str(path), got=error) from error
     return (
@@ -261,7 +261,7 @@ def generate(
     if finished is not None:
         on_done(len(pairs))
         return finished
-    columns = recorded_settings(run.settings, model)
+    columns = settings_columns(run.settings, model)
     record = json.dumps({**columns, "block_size": run.settings.block_size}, sort_keys=True)
     metadata = {_RUN_KEY: run.name.encode(), _SETTINGS_KEY: record.encode()}
     schema = SCHEMA.with_metadata({**(ROLLOUTS.metadata or {}), **metadata})

@@ -65,7 +65,7 @@ def add_data(name: str, source: str, root: Path) -> Import:
             "no published set of this name", got=name, wanted=", ".join(sorted(BENCHMARKS))
         )
     benchmark = BENCHMARKS[name]
-    path = _packaged(benchmark) if source == "package" else Path(source)
+    path = _file_in_package(benchmark) if source == "package" else Path(source)
     rows = list(_hub_rows(benchmark) if source == "hub" else read_rows(path))
     tasks, refused = read_benchmark(benchmark, rows)
     if not tasks:
@@ -80,11 +80,11 @@ def add_data(name: str, source: str, root: Path) -> Import:
     removed: list[dict[str, str]] = []
     contaminated: list[dict[str, str]] = []
     if benchmark.split == "train":
-        removed = shared_problems(tasks, others)
+        removed = find_shared_problems(tasks, others)
         doomed = {row["task"] for row in removed}
         tasks = [task for task in tasks if task.task_id not in doomed]
     else:
-        contaminated = shared_problems(others, tasks)
+        contaminated = find_shared_problems(others, tasks)
     target = raw / f"{name}.parquet"
     write_tasks(target, tasks)
     report = Import(
@@ -145,7 +145,9 @@ def import_lines(report: Import) -> list[str]:
     ]
 
 
-def shared_problems(searched: Sequence[Task], protected: Sequence[Task]) -> list[dict[str, str]]:
+def find_shared_problems(
+    searched: Sequence[Task], protected: Sequence[Task]
+) -> list[dict[str, str]]:
     """The tasks of `searched` that hold a problem of `protected`, one entry each: {"task", "with"}."""
     whole: dict[str, str] = {}
     runs: dict[int, list[int]] = {}
@@ -224,7 +226,7 @@ def _hub_rows(benchmark: Benchmark) -> Iterable[dict[str, Any]]:
             )
 
 
-def _packaged(benchmark: Benchmark) -> Path:
+def _file_in_package(benchmark: Benchmark) -> Path:
     """The file of a set that comes in a package. Neither the package nor the file is run."""
     package, inside = benchmark.package or ("", "")
     found = find_spec(package) if package else None

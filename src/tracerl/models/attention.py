@@ -105,7 +105,7 @@ def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
         ):
             backend = "flex"
     if backend == "flex":
-        return _blocked(layout)
+        return _block_mask(layout)
     if backend == "sparse" and layout.is_self_attention:
         return Chunks(chunks_of(layout.blocks.cpu(), layout.streams.cpu()))
     if (
@@ -118,7 +118,7 @@ def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
     return layout.mask().unsqueeze(1)
 
 
-def _blocked(layout: Layout) -> BlockMask:
+def _block_mask(layout: Layout) -> BlockMask:
     """What a layout's queries see, for FlexAttention, in blocks of 128."""
 
     def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -184,11 +184,11 @@ def _flex(device: str) -> Callable[..., Any]:
     if device != "cpu":
         return torch.compile(flex_attention, dynamic=True)
 
-    def unfused(*arguments: Any, **options: Any) -> Any:
+    def run_unfused(*arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "flex_attention called without torch.compile", UserWarning
             )
             return flex_attention(*arguments, **options)
 
-    return unfused
+    return run_unfused

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import device_of, load_checkpoint
-from tracerl.models.directory import checked_path, has_file
+from tracerl.models.directory import has_file, safe_path
 from tracerl.models.families import AUTOREGRESSIVE
 from tracerl.models.finite import first_nonfinite_weight
 from tracerl.models.policy import Policy
@@ -136,4 +136,4 @@ def copy_baseline(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for pattern in _FILES:
         for path in source.glob(pattern):
-            shutil.copyfile(checked_path(source, path.name), target / path.name)
+            shutil.copyfile(safe_path(source, path.name), target / path.name)

@@ -19,7 +19,7 @@ from torch import nn
 
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.attention import check_backend
-from tracerl.models.directory import checked_path, has_file, read_json
+from tracerl.models.directory import has_file, read_json, safe_path
 from tracerl.models.families import published_name
 from tracerl.models.lora import (
     Adapters,
@@ -283,7 +283,7 @@ def apply_adapter(policy: Policy, directory: Path, base: Path) -> None:
 
     Raises CheckpointError if it was made for other weights.
     """
-    path = checked_path(directory, ADAPTER)
+    path = safe_path(directory, ADAPTER)
     config = read_json(directory / ADAPTER_CONFIG)
     with open_shard(path) as file:
         names = list(file.keys())

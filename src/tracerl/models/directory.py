@@ -17,7 +17,7 @@ _HUB_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _DVC_OBJECT = re.compile(r".*/files/md5/[0-9a-f]{2}/[0-9a-f]{30}")
 
 
-def checked_path(directory: Path, name: str) -> Path:
+def safe_path(directory: Path, name: str) -> Path:
     """The path of a file of a checkpoint directory, which need not exist.
 
     Raises CheckpointError for a symbolic link that leads out of the directory.
@@ -40,14 +40,14 @@ def checked_path(directory: Path, name: str) -> Path:
 
 
 def has_file(directory: Path, name: str) -> bool:
-    """Whether a checkpoint directory has a file. Raises CheckpointError as `checked_path` does."""
-    return checked_path(directory, name).is_file()
+    """Whether a checkpoint directory has a file. Raises CheckpointError as `safe_path` does."""
+    return safe_path(directory, name).is_file()
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of a checkpoint directory. Raises CheckpointError if the file is missing, is a
     link out of the directory, or holds anything else."""
-    path = checked_path(path.parent, path.name)
+    path = safe_path(path.parent, path.name)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -132,7 +132,7 @@ def adapter_state(model: Transformer) -> dict[str, torch.Tensor]:
     """The adapters' tensors under the names that PEFT gives them on the published model."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
     return {
-        _published(name, model): tensor.detach().contiguous() for name, tensor in tensors.items()
+        _peft_name(name, model): tensor.detach().contiguous() for name, tensor in tensors.items()
     }
 
 
@@ -140,7 +140,7 @@ def load_adapter_state(model: Transformer, tensors: Mapping[str, torch.Tensor], 
     """Copies a PEFT file's tensors into the model's adapters. Raises CheckpointError for what is
     missing, left over or misshapen."""
     wanted = {
-        _published(name, model): parameter
+        _peft_name(name, model): parameter
         for name, parameter in model.named_parameters()
         if ".lora_" in name
     }
@@ -171,7 +171,7 @@ def adapter_config(model: Transformer, settings: Lora, base: str) -> dict[str, A
         "lora_dropout": settings.dropout,
         "peft_type": "LORA",
         "r": settings.rank,
-        "target_modules": _published_targets(model),
+        "target_modules": _peft_targets(model),
         "task_type": None,
     }
 
@@ -256,14 +256,14 @@ def _linear_layers(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
             yield path, layer
 
 
-def _published(name: str, model: Transformer) -> str:
+def _peft_name(name: str, model: Transformer) -> str:
     """PEFT's name of one of our adapters' tensors."""
     path, kind = name.removesuffix(".weight").rsplit(".", 1)
     published = published_name(f"{path}.weight", model.family).removesuffix(".weight")
     return f"{_PREFIX}{published}.{kind}.weight"
 
 
-def _published_targets(model: Transformer) -> list[str]:
+def _peft_targets(model: Transformer) -> list[str]:
     """Published names of the adapted modules: the last part where no other module ends so (LLaDA's
     head does), else the whole path."""
     layers = dict(_linear_layers(model))

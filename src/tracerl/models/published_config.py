@@ -117,7 +117,7 @@ def family_of(config: Mapping[str, Any], directory: Path) -> Family:
         "this model is not supported",
         where=where,
         got=_name_of(config),
-        wanted=_supported(),
+        wanted=_family_list(),
         do="docs/models.md lists what can be loaded",
     )
 
@@ -155,7 +155,7 @@ def _name_of(config: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {config[key]}" for key in keys) or "no name of a model"
 
 
-def _supported() -> str:
+def _family_list() -> str:
     families = []
     for family in FAMILIES.values():
         classes = "/".join(family.classes)
@@ -182,7 +182,7 @@ def architecture_of(config: Mapping[str, Any], directory: Path) -> Architecture:
         )
     _check_keys(flat, family, where)
     for ours, key in family.config_keys.items():
-        values[ours] = _checked_value(ours, values[ours], f"{where}: {key}")
+        values[ours] = _check_value(ours, values[ours], f"{where}: {key}")
     _check_heads(values, where)
     return Architecture(family=family.name, **values)
 
@@ -253,7 +253,7 @@ def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
         )
 
 
-def _checked_value(ours: str, value: Any, where: str) -> int | float | bool:
+def _check_value(ours: str, value: Any, where: str) -> int | float | bool:
     """A value of its type and range. Raises CheckpointError."""
     kinds: dict[str, Any] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
     kind = kinds.get(ours, int)

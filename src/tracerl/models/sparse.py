@@ -106,7 +106,7 @@ def attend_chunks(
     return out
 
 
-def _taken(table: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+def _gather(table: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     """The chunk's keys or values, [H_kv, N, D]: those of the ranges, then those of the columns."""
     mine = table[chunk.row]
     wide = torch.promote_types(mine.dtype, torch.float32)
@@ -143,13 +143,13 @@ class _Sparse(torch.autograd.Function):
         wide = torch.promote_types(query.dtype, torch.float32)
         total = query.new_zeros(query.shape[:-1], dtype=wide)  # log of the sum of exponentials
         for chunk in chunks:
-            scores = _scores(_queries(query, chunk, heads), _taken(key, chunk), chunk)
+            scores = _scores(_queries(query, chunk, heads), _gather(key, chunk), chunk)
             largest = scores.amax(-1, keepdim=True)
             weights = scores.sub_(largest).exp_()
             norm = weights.sum(-1, keepdim=True)
             mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
             out[mine] = (
-                (torch.bmm(weights, _taken(value, chunk)) / norm)
+                (torch.bmm(weights, _gather(value, chunk)) / norm)
                 .view(out[mine].shape)
                 .to(out.dtype)
             )
@@ -175,13 +175,13 @@ class _Sparse(torch.autograd.Function):
             mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
             queries, keys, up = (
                 _queries(query, chunk, heads),
-                _taken(key, chunk),
+                _gather(key, chunk),
                 _queries(upstream, chunk, heads),
             )
             weights = _scores(queries, keys, chunk).sub_(total[mine].reshape(heads, -1, 1)).exp_()
             _add(to_value, chunk, torch.bmm(weights.transpose(1, 2), up))
             slope = (
-                torch.bmm(up, _taken(value, chunk).transpose(1, 2))
+                torch.bmm(up, _gather(value, chunk).transpose(1, 2))
                 .sub_(shift[mine].reshape(heads, -1, 1))
                 .mul_(weights)
                 .mul_(scale)
@@ -192,7 +192,7 @@ class _Sparse(torch.autograd.Function):
 
 
 def _add(table: torch.Tensor, chunk: Chunk, part: torch.Tensor) -> None:
-    """Adds [H_kv, N, D] to where `_taken` took it from."""
+    """Adds [H_kv, N, D] to where `_gather` took it from."""
     mine, done = table[chunk.row], 0
     for start, stop in chunk.ranges:
         mine[:, start:stop] += part[:, done : done + stop - start]

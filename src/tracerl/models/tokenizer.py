@@ -281,26 +281,26 @@ class _SpecialIds:
 
     def ends(self, end_tokens: Sequence[str]) -> tuple[int, ...]:
         """Ids that end a response, each once."""
-        published = self._stored(_GENERATION, "eos_token_id")
+        published = self._ids_in_config(_GENERATION, "eos_token_id")
         if isinstance(self.generation.get("eos_token_id"), list):
             return tuple(published)
         ids: list[int | None] = list(published)
         if not ids:
             ids = [self.named("eos_token")]
         if ids == [None]:
-            ids = list(self._stored("config.json", "eos_token_id"))
+            ids = list(self._ids_in_config("config.json", "eos_token_id"))
         ids += [self.parts.file.token_to_id(token) for token in end_tokens]
         return tuple(dict.fromkeys(i for i in ids if i is not None))
 
     def pad(self) -> int | None:
         """Id of the pad token, if any file names one."""
-        published = self._stored(_GENERATION, "pad_token_id")
+        published = self._ids_in_config(_GENERATION, "pad_token_id")
         named = self.named("pad_token")
         if published or named is not None:
             return published[0] if published else named
-        return next(iter(self._stored("config.json", "pad_token_id")), None)
+        return next(iter(self._ids_in_config("config.json", "pad_token_id")), None)
 
-    def _stored(self, name: str, key: str) -> list[int]:
+    def _ids_in_config(self, name: str, key: str) -> list[int]:
         """The ids that a config has under a key; empty if it has none. Raises CheckpointError for
         anything that is no id."""
         value = (self.generation if name == _GENERATION else self.config).get(key)

@@ -56,18 +56,18 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
         _check_merges(directory, config)
     kind = PreTrainedTokenizerFast if has_tokenizer else Qwen2Tokenizer
     try:
-        loaded = kind.from_pretrained(directory, local_files_only=True, **_described(config))
+        loaded = kind.from_pretrained(directory, local_files_only=True, **_tokens_in_config(config))
         file: TokenizerFile = loaded.backend_tokenizer
         names = {name: str(token) for name, token in loaded.special_tokens_map.items()}
     except Exception as error:  # the libraries raise whatever they meet
-        raise _damaged(directory, has_tokenizer, error) from error
+        raise _damage_error(directory, has_tokenizer, error) from error
     file.no_truncation()
     file.no_padding()
     _check_ids(file, directory, config)
     return TokenizerFiles(file=file, names=names)
 
 
-def _described(config: Mapping[str, Any]) -> dict[str, Any]:
+def _tokens_in_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Named tokens that a config describes by their content and flags but does not mark as added
     tokens, which transformers now asks for and once did not."""
     tokens = {}
@@ -94,13 +94,13 @@ def _read_written(directory: Path, config: Mapping[str, Any]) -> TokenizerFiles 
     try:
         file = TokenizerFile.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
-        raise _damaged(directory, True, error) from error
+        raise _damage_error(directory, True, error) from error
     added = {token.content for token in file.get_added_tokens_decoder().values()}
     is_complete = all(isinstance(text, str) and text in added for text in names.values())
     return TokenizerFiles(file=file, names=names) if is_complete else None
 
 
-def _damaged(directory: Path, has_tokenizer: bool, error: Exception) -> CheckpointError:
+def _damage_error(directory: Path, has_tokenizer: bool, error: Exception) -> CheckpointError:
     name = TOKENIZER if has_tokenizer else "vocab.json"
     return CheckpointError(
         "the tokenizer files are damaged",

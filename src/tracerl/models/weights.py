@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tracerl.errors import CheckpointError
-from tracerl.models.directory import checked_path, has_file, read_json
+from tracerl.models.directory import has_file, read_json, safe_path
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -206,7 +206,7 @@ def shards_of(directory: Path) -> list[Path]:
                 wanted="one of them",
                 do=f"remove {WEIGHTS}, or {INDEX} and its shards",
             )
-        return [checked_path(directory, name) for name in names]
+        return [safe_path(directory, name) for name in names]
     if has_file(directory, WEIGHTS):
         return [directory / WEIGHTS]
     others = sorted(

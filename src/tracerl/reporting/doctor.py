@@ -34,10 +34,10 @@ from tracerl.models.weights import stored_dtype
 from tracerl.reporting.work import (
     Work,
     evaluation_work,
-    preferred_work,
     rl_work,
     sampling_work,
     sft_work,
+    trace_work,
 )
 from tracerl.rewards.judges.server import server_state
 from tracerl.sampling.caches import cache_for
@@ -222,7 +222,7 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
         )
     traces = params.traces
     own = sampling_work(traces.sampler, arch, sum(traces.rollouts.values()) * traces.group_size)
-    return own + preferred_work(traces, arch)
+    return own + trace_work(traces, arch)
 
 
 def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:

@@ -125,7 +125,7 @@ def build_trace(row: dict[str, Any], tokenizer: Tokenizer) -> Trace:
 
 def _tokens(row: dict[str, Any], tokenizer: Tokenizer) -> list[Token]:
     tokens = [
-        Token(_shown(i, tokenizer), "prompt", 0, 0, f"prompt, position {n}")
+        Token(_display_text(i, tokenizer), "prompt", 0, 0, f"prompt, position {n}")
         for n, i in enumerate(row["prompt_ids"])
     ]
     for n, (token_id, step, logprob) in enumerate(
@@ -137,12 +137,12 @@ def _tokens(row: dict[str, Any], tokenizer: Tokenizer) -> list[Token]:
         )
         if math.isfinite(logprob):
             detail += f", probability {100 * math.exp(logprob):.1f}%"
-        text = _shown(token_id, tokenizer) if step else _MASK
+        text = _display_text(token_id, tokenizer) if step else _MASK
         tokens.append(Token(text, part, step, _hue(step, row["num_steps"]), detail))
     return tokens
 
 
-def _shown(token_id: int, tokenizer: Tokenizer) -> str:
+def _display_text(token_id: int, tokenizer: Tokenizer) -> str:
     """A token's text with white space made visible; the mask and end tokens have signs of their
     own."""
     if token_id in tokenizer.end_ids:
@@ -209,7 +209,7 @@ class Response:
     before: dict[str, Any] | None = None
 
 
-def chosen_responses(
+def select_responses(
     connection: duckdb.DuckDBPyConnection, condition: str, against: str | None, count: int
 ) -> list[Response]:
     """At most `count` responses of rollouts, evals and traces that meet an SQL condition, each with
@@ -244,13 +244,13 @@ def render_viewer(responses: Sequence[Response], tokenizer: Tokenizer, condition
     texts: dict[int, int] = {}  # token id -> its place in the page's list of texts
     packed = [
         {
-            **_packed(one.row, texts),
-            "before": _packed(one.before, texts) if one.before is not None else None,
+            **_pack(one.row, texts),
+            "before": _pack(one.before, texts) if one.before is not None else None,
         }
         for one in responses
     ]
     data = json.dumps(
-        {"texts": [_shown(token_id, tokenizer) for token_id in texts], "responses": packed},
+        {"texts": [_display_text(token_id, tokenizer) for token_id in texts], "responses": packed},
         ensure_ascii=False,
     )
     script = (Path(__file__).parent / "viewer.js").read_text()
@@ -259,7 +259,7 @@ def render_viewer(responses: Sequence[Response], tokenizer: Tokenizer, condition
     )
 
 
-def _packed(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
+def _pack(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
     """A response as the page's script reads it: typed arrays in base64, and the words that are
     shown."""
     block_size, num_prompt = row["block_size"], len(row["prompt_ids"])

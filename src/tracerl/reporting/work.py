@@ -79,7 +79,7 @@ def evaluation_work(
     return total
 
 
-def preferred_work(settings: Traces, arch: Architecture) -> Work:
+def trace_work(settings: Traces, arch: Architecture) -> Work:
     """Of known solutions in the model's own order: a pass for every `pick` tokens, over the whole
     canvas."""
     length = settings.sampler.max_prompt_tokens + settings.sampler.max_new_tokens
@@ -96,7 +96,7 @@ def sft_work(settings: Training, arch: Architecture) -> Work:
     block, length = max(settings.block_sizes), settings.max_length
     attention = FAMILIES[arch.family].attention
     tokens = settings.batch_size * num_tokens(settings.objective, attention, block, length)
-    return _trained(
+    return _training_work(
         tokens, settings.batch_size * length, settings.micro_batch_tokens, arch, 1, 0
     ).times(settings.num_steps)
 
@@ -131,12 +131,12 @@ def _update_work(settings: RlRound, arch: Architecture) -> Work:
     without = Fraction(draws * (1 + (settings.kl_to != "iteration")))
     if settings.epochs == draws:  # the first optimizer step needs no other pass than its own
         without -= Fraction(1, settings.updates)
-    update = _trained(
+    update = _training_work(
         tokens, predicted, settings.micro_batch_tokens, arch, settings.epochs, without
     )
     if settings.value is not None:
         tokens = count * _layout(arch, length, steps)
-        update += _trained(tokens, 0, settings.micro_batch_tokens, arch, 1, 1)
+        update += _training_work(tokens, 0, settings.micro_batch_tokens, arch, 1, 1)
     return update
 
 
@@ -146,7 +146,7 @@ def _layout(arch: Architecture, length: int, views: int) -> int:
     return views * length if FAMILIES[arch.family].attention == "full" else (1 + views) * length
 
 
-def _trained(
+def _training_work(
     tokens: int,
     predicted: int,
     micro_batch: int,

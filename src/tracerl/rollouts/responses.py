@@ -116,7 +116,7 @@ def respond(
         texts,
         settings,
         context,
-        columns=recorded_settings(settings, model),
+        columns=settings_columns(settings, model),
     )
     all_rollouts = distributed.all_gather(rollouts)
     if on_done is not None and len(all_rollouts) > len(rollouts):
@@ -191,7 +191,7 @@ def _verdicts_and_scores(
     return verdicts, [scores.get(i) for i in range(len(verdicts))]
 
 
-def judged_table(rollouts: Sequence[Rollout], judges: Sequence[str] = ()) -> pa.Table:
+def rollouts_to_table(rollouts: Sequence[Rollout], judges: Sequence[str] = ()) -> pa.Table:
     """Rollouts as rows of the store's schema. The file's metadata name the verifier, the sandbox
     and the judges that judged them.
 
@@ -260,7 +260,7 @@ _CACHE_COLUMNS = {
 }
 
 
-def recorded_settings(settings: Sampler, model: "Policy | PreTrainedModel") -> dict[str, object]:
+def settings_columns(settings: Sampler, model: "Policy | PreTrainedModel") -> dict[str, object]:
     """The sampler's settings as columns of the store; None where the order or cache has no such
     key."""
     columns = settings.model_dump(

@@ -152,7 +152,7 @@ class Passes:
             key_end = positions[:, -1] + 1
         elif key_end is None:
             key_end = slots.end[rows]
-        width = self._rounded(int(key_end.max()), slots.width)
+        width = self._round_up(int(key_end.max()), slots.width)
         columns = np.broadcast_to(np.arange(width), (len(rows), width))
         streams = np.where(columns < key_end[:, None], CLEAN, PAD)
         ids, where, padding = self._to_device(
@@ -198,7 +198,7 @@ class Passes:
         slots = self.slots
         ids, length = (
             slots.visible_ids(rows, queries, bool(branch)),
-            self._rounded(int(key_end.max()), slots.width),
+            self._round_up(int(key_end.max()), slots.width),
         )
         everyone = len(rows) == slots.count
         if self.static and everyone and len(rows) < slots.size:
@@ -217,7 +217,7 @@ class Passes:
         )
         return hidden
 
-    def _rounded(self, length: int, most: int) -> int:
+    def _round_up(self, length: int, most: int) -> int:
         return min(-(-length // _SHAPE_STEP) * _SHAPE_STEP, most) if self.static else length
 
     def _to_device(self, *arrays: np.ndarray) -> list[torch.Tensor]:

@@ -161,7 +161,7 @@ def _restrict(connection: duckdb.DuckDBPyConnection, run: RunFiles) -> None:
     connection.execute("SET lock_configuration = true")
 
 
-def damaged_files(root: Path | str, verify: bool = False) -> list[str]:
+def find_damaged_files(root: Path | str, verify: bool = False) -> list[str]:
     """What `connect` would refuse, in words: one entry for each file that is damaged, missing, or
     of a schema that is not known."""
     run = RunFiles(root)
@@ -200,7 +200,7 @@ def relation(
             )
         return connection.sql(sql, params=None if values is None else dict(values))
     except (duckdb.Error, UnicodeEncodeError) as error:
-        raise _explained(error) from error
+        raise _query_error(error) from error
 
 
 def answer(
@@ -215,10 +215,10 @@ def answer(
     try:
         return rows.to_arrow_table()
     except (duckdb.Error, pa.ArrowException) as error:
-        raise _explained(error) from error
+        raise _query_error(error) from error
 
 
-def _explained(error: Exception) -> DataError:
+def _query_error(error: Exception) -> DataError:
     return DataError(
         "the query cannot be answered",
         got=str(error).strip(),

@@ -367,7 +367,7 @@ def row_groups(path: Path, table: str) -> Iterator[pa.Table]:
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 "a Parquet file is damaged",
-                where=f"{path}, row group {group}, column {_damaged_column(path, table, group)}",
+                where=f"{path}, row group {group}, column {_find_damaged_column(path, table, group)}",
                 got=error,
                 do="delete it and run the stage that wrote it again",
             ) from error
@@ -384,12 +384,14 @@ def derived(rows: pa.Table) -> pa.Table:
     and later blocks have later steps. The grid is the absolute one where the sequence ends on it;
     blocks of full attention may start at the response instead.
     """
-    parts = [_derived(rows.slice(first, _SLICE)) for first in range(0, max(len(rows), 1), _SLICE)]
+    parts = [
+        _token_columns(rows.slice(first, _SLICE)) for first in range(0, max(len(rows), 1), _SLICE)
+    ]
     made = pa.Table.from_batches(parts)
     return pa.table([*rows.columns, *made.columns], [*rows.column_names, *made.column_names])
 
 
-def _derived(rows: pa.Table) -> pa.RecordBatch:
+def _token_columns(rows: pa.Table) -> pa.RecordBatch:
     prompt, response, logprobs = (
         _flat(rows, name) for name in ("prompt_ids", "response_ids", "logprobs")
     )
@@ -470,7 +472,7 @@ def _steps_in_blocks(
     return kept
 
 
-def _damaged_column(path: Path, table: str, group: int) -> str:
+def _find_damaged_column(path: Path, table: str, group: int) -> str:
     """The first column of a row group that cannot be read by itself."""
     file, _ = open_parquet(path, table)
     for name in file.schema_arrow.names:

@@ -21,7 +21,7 @@ from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.advantages import keeps_group
 from tracerl.rewards.verify.parts import is_graded
-from tracerl.rollouts.responses import SampleContext, judged_table, respond
+from tracerl.rollouts.responses import SampleContext, respond, rollouts_to_table
 from tracerl.seeds import generator_for
 from tracerl.settings.rounds import RlRound
 from tracerl.store.files import write_rollouts
@@ -89,7 +89,7 @@ class Collector:
             )
         paid = {rollout.rollout_id: rollout for group in informative for rollout in group}
         rollouts = [paid.get(r.rollout_id, r) for group in groups for r in group]
-        rows = judged_table(rollouts, self.judging.judges)
+        rows = rollouts_to_table(rollouts, self.judging.judges)
         self._store(f"iter-{iteration:05d}", rows)
         self._require_groups(informative, groups, iteration)
         metrics = {
@@ -123,7 +123,7 @@ class Collector:
             rollouts = respond(
                 self.model.eval(), self.tokenizer, tasks, num_samples, sampler, context
             )
-            table = judged_table(rollouts)
+            table = rollouts_to_table(rollouts)
             self._store(f"{name}-{iteration:05d}", table)
             summary = summarise(table, settings.bootstrap, self.seed)
             # How programs end is known only where some ran: a curve's rows have the same columns.

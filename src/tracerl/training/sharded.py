@@ -61,9 +61,9 @@ class Sharded(Generic[Model]):
             "bf16": {"enabled": kind == torch.bfloat16},
         }
         optimizer = adamw(trainable_parameters(self.model).values(), settings)
-        self.engine = _deepspeed().initialize(model=self.model, optimizer=optimizer, config=config)[
-            0
-        ]
+        self.engine = _import_deepspeed().initialize(
+            model=self.model, optimizer=optimizer, config=config
+        )[0]
         self.parameters = trainable_parameters(self.model)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -87,7 +87,7 @@ class Sharded(Generic[Model]):
         """Copies ZeRO-3 shards back into the full model. All ranks must call it."""
         if self.zero == 3 and self.stale:
             pairs = list(zip(self.model.parameters(), self.full_model.parameters(), strict=True))
-            gather = _deepspeed().zero.GatheredParameters
+            gather = _import_deepspeed().zero.GatheredParameters
             for first in range(0, len(pairs), _WHOLE_AT_ONCE):
                 part = pairs[first : first + _WHOLE_AT_ONCE]
                 with gather([source for source, _ in part]), torch.no_grad():
@@ -122,7 +122,7 @@ class Sharded(Generic[Model]):
             self._set(parameter, value)
             if self.zero == 3:
                 with (
-                    _deepspeed().zero.GatheredParameters([parameter], modifier_rank=0),
+                    _import_deepspeed().zero.GatheredParameters([parameter], modifier_rank=0),
                     torch.no_grad(),
                 ):
                     parameter.copy_(value)
@@ -181,7 +181,7 @@ class Sharded(Generic[Model]):
 
 
 @functools.cache
-def _deepspeed() -> Any:
+def _import_deepspeed() -> Any:
     """The package, told where it runs. Imported here: it costs seconds and is optional."""
     try:
         import deepspeed

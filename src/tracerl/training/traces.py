@@ -22,13 +22,13 @@ from tracerl.objectives.likelihood import predicted_logits
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
 from tracerl.objectives.views import build_views
 from tracerl.rewards.verify.verifier import Verdict
-from tracerl.rollouts.responses import SampleContext, recorded_settings
+from tracerl.rollouts.responses import SampleContext, settings_columns
 from tracerl.settings.training import Traces
 from tracerl.training.sft import complete_last_block, worked_trajectory
 from tracerl.types import Rollout, Task, Trajectory
 
 
-def preferred_solutions(
+def collect_solutions(
     model: Policy,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
@@ -39,7 +39,7 @@ def preferred_solutions(
     """The worked solution of every task, with the step map of the model's own preferred order.
     Ranks share the tasks."""
     recorded = {
-        **recorded_settings(settings.sampler, model),
+        **settings_columns(settings.sampler, model),
         "cache_mode": "none",
         "remasking": "preferred",
     }
@@ -55,7 +55,7 @@ def preferred_solutions(
                     solution, settings.block_size, tokenizer, model.family.attention
                 )
             )
-        ordered = preferred_order(
+        ordered = order_by_preference(
             model, solutions, settings.block_size, settings.pick, settings.step_tokens
         )
         for task, trajectory in zip(batch, ordered, strict=True):
@@ -75,7 +75,7 @@ def preferred_solutions(
 
 
 @torch.no_grad()
-def preferred_order(
+def order_by_preference(
     model: Policy,
     trajectories: Sequence[Trajectory],
     block_size: int,

@@ -16,7 +16,7 @@ from tests.rewards.judges.chat_server import KEY
 from tests.rounds import SERVER
 from tracerl.errors import ParamsError
 from tracerl.rewards.judges.kinds import make_judge
-from tracerl.rewards.judges.questions import Answer, Question, prompt_of, stated_score
+from tracerl.rewards.judges.questions import Answer, Question, prompt_of, read_score
 from tracerl.rewards.judges.server import server_judge, server_state
 from tracerl.settings.models import Compute
 from tracerl.settings.rewards import ServerJudge
@@ -183,7 +183,7 @@ def test_a_server_that_is_gone_is_not_waited_for_question_by_question():
     ],
 )
 def test_the_score_of_an_answer(text, score):
-    assert stated_score(text) == score
+    assert read_score(text) == score
 
 
 def test_a_response_cannot_close_the_block_it_stands_in():

@@ -20,7 +20,7 @@ def split(
     if settings.chunk_tokens is not None:
         cuts = [*range(settings.chunk_tokens, len(ids), settings.chunk_tokens), len(ids)]
     else:
-        cuts = _separated(ids, decode, settings.separators or [])
+        cuts = _cut_at_separators(ids, decode, settings.separators or [])
     ends: list[int] = []
     begun = False
     for start, cut in zip([0, *cuts[:-1]], cuts, strict=True):
@@ -34,7 +34,7 @@ def split(
     return ends, [decode(ids[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _separated(
+def _cut_at_separators(
     ids: Sequence[int], decode: Callable[[Sequence[int]], str], separators: Sequence[str]
 ) -> list[int]:
     """Ends after the tokens that complete a separator, and the last one. Tokens are decoded one at

@@ -113,7 +113,7 @@ SCORE_CLOSING = (
 )
 
 
-def stated_score(answer: str) -> float | None:
+def read_score(answer: str) -> float | None:
     """The score on the last line of a language model's answer; None if there is none there or it
     lies outside [-1, 1]."""
     lines = [line for line in answer.splitlines() if line.strip()]

@@ -25,7 +25,7 @@ from tracerl.rewards.judges.questions import (
     Judge,
     Question,
     prompt_of,
-    stated_score,
+    read_score,
 )
 from tracerl.settings.rewards import ServerJudge
 
@@ -134,7 +134,7 @@ class _Asking:
         content = _content(data)
         if content is None:
             return Answer(None, "the answer is no chat completion")
-        score = stated_score(content)
+        score = read_score(content)
         return Answer(
             score,
             "" if score is not None else "the answer's last line states no score from -1 to 1",

@@ -88,7 +88,7 @@ def _arithmetic(task: Task) -> Checker | None:
         equation = _equation(statement)
         if equation is None:
             return False
-        remaining = _solved(left, *equation)
+        remaining = _solve(left, *equation)
         if remaining is None:
             return False
         left = remaining
@@ -134,7 +134,7 @@ def _equation(text: str) -> tuple[tuple[int, str, int], int] | None:
     return ((int(match[1]), match[2], int(match[3])), int(match[4])) if match else None
 
 
-def _solved(tree: Tree, operation: tuple[int, str, int], value: int) -> Tree | None:
+def _solve(tree: Tree, operation: tuple[int, str, int], value: int) -> Tree | None:
     """The tree with the first place where this operation stands replaced by a value; None if it
     stands nowhere.
 
@@ -147,10 +147,10 @@ def _solved(tree: Tree, operation: tuple[int, str, int], value: int) -> Tree | N
         if tree.operator in "+*":
             forms.add((tree.right, tree.operator, tree.left))
         return value if operation in forms else None
-    left = _solved(tree.left, operation, value)
+    left = _solve(tree.left, operation, value)
     if left is not None:
         return replace(tree, left=left)
-    right = _solved(tree.right, operation, value)
+    right = _solve(tree.right, operation, value)
     return None if right is None else replace(tree, right=right)
 
 

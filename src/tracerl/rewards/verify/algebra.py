@@ -289,7 +289,7 @@ def parse(text: str) -> Any:
     text = without_thousands(clean(text)).replace("**", "^").replace("%", "")
     if _EXPLOSIVE.search(text):
         raise NotReadableError("a number too large to be written down")
-    text = _MIXED_SLASH.sub(_mixed, text)
+    text = _MIXED_SLASH.sub(_read_mixed, text)
     if re.search(r"\d\s+\d", re.sub(r"\\frac\s*\d\s*\d|_\s*\d+", "", text)):
         raise NotReadableError("numbers without an operator between them")
     text = _SCIENTIFIC.sub(_power_of_ten, text)
@@ -298,7 +298,7 @@ def parse(text: str) -> Any:
         raise NotReadableError("1/2x may mean two things")
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
     text = re.sub(r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln ", text)
-    text = _COMBINATION.sub(_binomial, _MIXED.sub(_mixed, text))
+    text = _COMBINATION.sub(_binomial, _MIXED.sub(_read_mixed, text))
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![\\A-Za-z])(sqrt)\s*\(([^()]*)\)", r"\\sqrt{\2}", text)
     text = WORD.sub(_command, text)
@@ -342,7 +342,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
     return _exact(Fraction(match[1]) * Fraction(10) ** int(match[2]))
 
 
-def _mixed(match: re.Match[str]) -> str:
+def _read_mixed(match: re.Match[str]) -> str:
     whole, top, bottom = (int(part) for part in match.groups())
     if not bottom or top >= bottom:
         raise NotReadableError("a whole number before an improper fraction")

@@ -250,9 +250,9 @@ class _Comparison:
         ours, theirs = number(gold), number(answer)
         if ours is not None and theirs is not None:
             return _verdict(ours == theirs)
-        return self._asked().same_expression(gold, answer)
+        return self._require_algebra().same_expression(gold, answer)
 
-    def _asked(self) -> Algebra:
+    def _require_algebra(self) -> Algebra:
         if self._algebra is None:
             raise NeedsAlgebraError
         return self._algebra
@@ -269,7 +269,9 @@ class _Comparison:
             return "different"
         if gold.unit.size == answer.unit.size:
             return self._same_text(gold.value, answer.value)
-        return self._same_text(_sized(gold.value, gold.unit), _sized(answer.value, answer.unit))
+        return self._same_text(
+            _in_base_units(gold.value, gold.unit), _in_base_units(answer.value, answer.unit)
+        )
 
     def _same_with_unit(self, quantity: Quantity, plain: Expression) -> Equivalence:
         """A unit on one side only: the number decides. A percentage is also its value, an angle in
@@ -363,14 +365,14 @@ class _Comparison:
         pairs = (gold.sides, answer.sides)
         if all(NAME.fullmatch(name) and _is_number(value) for name, value in pairs):
             return "different"
-        return self._asked().same_equation(gold, answer)
+        return self._require_algebra().same_equation(gold, answer)
 
     def _same_relation(self, gold: Relation, answer: Relation) -> Equivalence:
         if len(gold.operators) == 1 and len(answer.operators) == 1:
             same = [_tight(side) for side in gold.sides] == [_tight(s) for s in answer.sides]
             if same:
                 return _verdict(gold.operators == answer.operators)
-        return self._asked().same_relation(gold, answer)
+        return self._require_algebra().same_relation(gold, answer)
 
     def _same_region(self, gold: Node, answer: Node) -> Equivalence:
         """Sets of real numbers: part by part, else by algebra."""
@@ -385,7 +387,7 @@ class _Comparison:
             and self._same_multiset(gold.items, answer.items) == "equal"
         ):
             return "equal"
-        return self._asked().same_region(gold, answer)
+        return self._require_algebra().same_region(gold, answer)
 
     # Several parts
 
@@ -517,7 +519,7 @@ def _hundredth(value: str) -> str:
     return rf"({value})\cdot\frac{{1}}{{100}}" if exact is None else _fraction(exact / 100)
 
 
-def _sized(value: str, unit: Unit) -> str:
+def _in_base_units(value: str, unit: Unit) -> str:
     exact = number(value)
     if exact is None:
         return rf"({value})\cdot{_fraction(unit.size)}"

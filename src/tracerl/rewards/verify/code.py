@@ -89,7 +89,7 @@ def extract_program(response: str, prefix: str, entry_point: str) -> str:
     """The last fenced block of the response's final part, else all of it; after `prefix` if it does
     not define the entry point itself, or, where there is none, does not begin with the prefix."""
     text = final_part(response)[0].strip("\n")
-    blocks = _fenced(text)
+    blocks = _find_blocks(text)
     program = blocks[-1] if blocks else text
     if entry_point:
         name = re.escape(entry_point.split(".")[0])
@@ -257,7 +257,7 @@ def same_value(expected: Any, answer: Any, tolerance: float | None, depth: int =
         return False
     (tag,) = expected
     if tag in _UNORDERED and isinstance(answer[tag], list):
-        pairs = _ordered(expected[tag]), _ordered(answer[tag])
+        pairs = _sort_items(expected[tag]), _sort_items(answer[tag])
         return _same_items(*pairs, tolerance, depth + 1)
     return tag not in ("handle", "callback") and bool(expected[tag] == answer[tag])
 
@@ -271,7 +271,7 @@ def _same_items(
     return all(same_value(first, second, tolerance, depth) for first, second in pairs)
 
 
-def _ordered(items: list[Any]) -> list[Any]:
+def _sort_items(items: list[Any]) -> list[Any]:
     return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
 
 
@@ -342,7 +342,7 @@ def _close_words(expected: str, word: str, tolerance: float) -> bool:
     return math.isclose(float(expected), float(word), rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _fenced(text: str) -> list[str]:
+def _find_blocks(text: str) -> list[str]:
     """The inside of complete fenced blocks, in one pass over the lines; a block that never closes
     reaches to the end."""
     blocks: list[str] = []

@@ -20,20 +20,20 @@ def final_part(response: str) -> tuple[str, bool]:
 def short_answer(response: str) -> str:
     """The answer to a puzzle: of the final part the last box, else all of an answer block, else
     what follows the last `#`, else the last line. Empty if there is none."""
-    return _given(response, 1, "#")
+    return _find_answer(response, 1, "#")
 
 
 def gym_answer(response: str, known: str) -> str:
     """The same for an answer like the known one: as many last lines, and a `#` marks nothing where
     the known answer holds one."""
-    return _given(
+    return _find_answer(
         response,
         sum(bool(line.strip()) for line in known.splitlines()) or 1,
         "" if "#" in known else "#",
     )
 
 
-def _given(response: str, num_lines: int, sign: str) -> str:
+def _find_answer(response: str, num_lines: int, sign: str) -> str:
     text, tagged = final_part(response)
     if (boxed := last_boxed(text)) is not None:
         return boxed.strip()
@@ -48,7 +48,7 @@ def last_boxed(text: str) -> str | None:
     """The inside of the last complete `\\boxed{...}` or `\\fbox{...}`, braces nested at will, else
     the word after a bare `\\boxed`."""
     last: tuple[int, int] | None = None
-    for start, end in _closed_boxes(text):
+    for start, end in _find_boxes(text):
         # Of nested boxes the outer one, which closes later; otherwise the later one.
         last = (start, end) if last is None or end > last[1] else last
     if last is not None:
@@ -57,7 +57,7 @@ def last_boxed(text: str) -> str | None:
     return bare[-1].rstrip(".,") if bare else None
 
 
-def _closed_boxes(text: str) -> Iterator[tuple[int, int]]:
+def _find_boxes(text: str) -> Iterator[tuple[int, int]]:
     """(start, end) of the inside of every box whose brace closes, in one pass."""
     open_groups: list[int | None] = []
     for match in _BOXES.finditer(text):

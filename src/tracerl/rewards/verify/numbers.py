@@ -47,7 +47,7 @@ def number(text: str) -> Fraction | None:
         text = text[1:-1].strip()
     sign = -1 if text.startswith("-") else 1
     text = without_thousands(text.removeprefix("-" if sign < 0 else "+").lstrip())
-    value = _unsigned(_SHORT_FRACTION.sub(_with_braces, text))
+    value = _read_unsigned(_SHORT_FRACTION.sub(_with_braces, text))
     return None if value is None else sign * value
 
 
@@ -66,7 +66,7 @@ def repeating(text: str) -> tuple[Fraction, int] | None:
     return value + Fraction(int(period), 10 ** len(period) - 1) / shift, match.end()
 
 
-def _unsigned(text: str) -> Fraction | None:
+def _read_unsigned(text: str) -> Fraction | None:
     if _PLAIN.fullmatch(text):
         return Fraction(text)
     if match := _POWER_OF_TEN.fullmatch(text):

@@ -346,16 +346,16 @@ def _read_plus_minus(text: str, depth: int) -> Node | None:
         return None
     if count > _MAX_SIGNS:
         raise NotReadableError(text[:80])
-    return Listing(items=_read_all(_signed(text), depth))
+    return Listing(items=_read_all(_both_signs(text), depth))
 
 
-def _signed(text: str) -> list[str]:
+def _both_signs(text: str) -> list[str]:
     if not re.search(r"\\pm(?![A-Za-z])", text):
         return [text]
     texts: list[str] = []
     for sign, other in ("+-", "-+"):
         first = re.sub(r"\\pm(?![A-Za-z])", f" {sign}", text, count=1)
-        texts += _signed(re.sub(r"\\mp(?![A-Za-z])", f" {other}", first))
+        texts += _both_signs(re.sub(r"\\mp(?![A-Za-z])", f" {other}", first))
     return list(dict.fromkeys(texts))
 
 
@@ -636,7 +636,7 @@ def _read_all(texts: list[str], depth: int) -> tuple[Node, ...]:
     items: list[Node] = []
     for text in texts:
         if text.strip():
-            for choice in _signed(text) if text.count(r"\pm") <= _MAX_SIGNS else [text]:
+            for choice in _both_signs(text) if text.count(r"\pm") <= _MAX_SIGNS else [text]:
                 items.append(read(choice, depth + 1))
     return tuple(items)
 

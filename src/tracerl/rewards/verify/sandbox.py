@@ -248,7 +248,7 @@ class Sandbox:
         if not self._ends_within(max(0.05, until - time.monotonic())):
             raise GuestEndedError("timeout")
         status = self._process.wait()
-        if self._killed_from_outside():
+        if self._was_killed_from_outside():
             raise self._how_it_ended()
         return b"".join(parts), CPU_LIMIT_STATUS[0] if self._ran_out_of_time() else status
 
@@ -286,7 +286,7 @@ class Sandbox:
     def _how_it_ended(self) -> Exception:
         if self._ends_within(1.0):
             self._process.wait()
-        if self._killed_from_outside():
+        if self._was_killed_from_outside():
             return SandboxError(
                 "a sandbox was killed from outside",
                 where=self.backend,
@@ -294,7 +294,7 @@ class Sandbox:
             )
         return GuestEndedError("timeout" if self._ran_out_of_time() else "ended")
 
-    def _killed_from_outside(self) -> bool:
+    def _was_killed_from_outside(self) -> bool:
         """Whether bubblewrap itself was killed, which nothing inside its namespaces can do."""
         return self.backend == "bubblewrap" and (self._process.returncode or 0) < 0
 

@@ -72,12 +72,12 @@ def pays(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
     Raises SandboxError if a sandbox breaks twice.
     """
     try:
-        return _asked(pool, spec, answer)
+        return _ask(pool, spec, answer)
     except SandboxError:
-        return _asked(pool, spec, answer)
+        return _ask(pool, spec, answer)
 
 
-def _asked(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
+def _ask(pool: SandboxPool, spec: dict[str, Any], answer: str) -> bool | None:
     wall = pool.limits.wall_seconds
     try:
         with pool.sandbox(

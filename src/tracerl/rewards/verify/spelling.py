@@ -115,7 +115,7 @@ def clean(text: str) -> str:
     text = _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _THOUSANDS_SPACE.sub("", text)
-    text = _TOKEN.sub(_spelled, _without_delimiters(text))
+    text = _TOKEN.sub(_spell, _without_delimiters(text))
     text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = _without_gaps(text)
     text = _trimmed(text)
@@ -155,7 +155,7 @@ def _without_delimiters(text: str) -> str:
     return re.sub(r"(?<!\\)\$(\s*-?[\d.])?", lambda m: rf"\${m[1]}" if m[1] else "", text)
 
 
-def _spelled(match: re.Match[str]) -> str:
+def _spell(match: re.Match[str]) -> str:
     if match["row"]:
         return r"\\"
     if match["command"]:

@@ -100,7 +100,7 @@ DEGREE = Unit(dimensions=(("degrees", 1),), size=Fraction(1))
 def read_unit(text: str) -> Unit:
     """The unit that is written as LaTeX or in words: `\\text{cm}^2`, `square feet`, `m/s^{2}`,
     `miles per hour`."""
-    line = re.sub(r"\\text(?![A-Za-z])|\\cdot|\\,|\\\$", _spaced, text).casefold()
+    line = re.sub(r"\\text(?![A-Za-z])|\\cdot|\\,|\\\$", _space, text).casefold()
     line = re.sub(r"[{}().]", " ", line).replace(" per ", "/")
     line = re.sub(r"\s*([*/^])\s*", r"\1", line).strip()
     for name, long in _SPEEDS.items():
@@ -128,7 +128,7 @@ def is_known_unit(name: str) -> bool:
     return word in _SPEEDS or word in _KNOWN or word.removesuffix("s") in _KNOWN
 
 
-def _spaced(match: re.Match[str]) -> str:
+def _space(match: re.Match[str]) -> str:
     return {"\\cdot": "*", "\\$": " dollar "}.get(match.group(), " ")
 
 

@@ -100,7 +100,7 @@ def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:
     """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason
     where it is undecided."""
     return (
-        list(_configured().judge([Question(task, (text,)) for task, text in responses]))
+        list(_require_judges().judge([Question(task, (text,)) for task, text in responses]))
         if responses
         else []
     )
@@ -145,14 +145,14 @@ def provenance(kinds: set[str], judges: Sequence[str] = ()) -> dict[str, str | i
         ):  # exact text of reasoning-gym's tasks is judged without it
             facts[name] = version(name)
     if judges or "open" in kinds:
-        settings = _configured().settings
+        settings = _require_judges().settings
         for name in dict.fromkeys([*judges, *([str(settings.judge)] if "open" in kinds else [])]):
             facts[f"judge {name}"] = (settings.judges or {})[name].model_dump_json(
                 exclude_none=True
             )
     if kinds & {"code", "gym"}:
         try:
-            facts["sandbox"] = check_backend(_configured().settings.sandbox)
+            facts["sandbox"] = check_backend(_require_judges().settings.sandbox)
         except SandboxError:
             if "code" in kinds:
                 raise
@@ -210,7 +210,7 @@ class _Judges:
 _judges: _Judges | None = None
 
 
-def _configured() -> _Judges:
+def _require_judges() -> _Judges:
     if _judges is None:
         raise ParamsError(
             "math, code and open tasks cannot be judged yet",
@@ -219,35 +219,35 @@ def _configured() -> _Judges:
     return _judges
 
 
-def _decided(correct: bool) -> Verdict:
+def _verdict(correct: bool) -> Verdict:
     return Verdict("correct" if correct else "wrong", {"correct": float(correct)})
 
 
 def _number(task: Task, response: str) -> Verdict:
     match = _NUMBER_ANSWER.fullmatch(response)
-    return _decided(match is not None and match.group(1) == task.answer)
+    return _verdict(match is not None and match.group(1) == task.answer)
 
 
 def _text(task: Task, response: str) -> Verdict:
     lines = [line for line in response.splitlines() if line.strip()]
     given = response.rpartition("#")[2] if "#" in response else (lines[-1] if lines else "")
-    return _decided(given.strip() == task.answer.strip())
+    return _verdict(given.strip() == task.answer.strip())
 
 
 def _math(task: Task, response: str) -> Verdict:
     given = extract_answer(response)
     if given is None:
-        return _decided(False)
-    same = _configured().math.equivalent(task.answer, given)
+        return _verdict(False)
+    same = _require_judges().math.equivalent(task.answer, given)
     return (
-        Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _decided(same == "equal")
+        Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _verdict(same == "equal")
     )
 
 
 def _code(task: Task, response: str) -> Verdict:
     """The share of tests passed is a part of its own name only where the task asks for it;
     "correct" always means all of them."""
-    tests, judges = code_tests(task.spec), _configured()
+    tests, judges = code_tests(task.spec), _require_judges()
     program = extract_program(
         response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else "")
     )
@@ -265,11 +265,11 @@ def _code(task: Task, response: str) -> Verdict:
 
 
 def _countdown(task: Task, response: str) -> Verdict:
-    return _decided(puzzles.is_countdown_answer(task.spec, short_answer(response)))
+    return _verdict(puzzles.is_countdown_answer(task.spec, short_answer(response)))
 
 
 def _sudoku(task: Task, response: str) -> Verdict:
-    return _decided(puzzles.is_sudoku_answer(task.spec, short_answer(response)))
+    return _verdict(puzzles.is_sudoku_answer(task.spec, short_answer(response)))
 
 
 def _gym(task: Task, response: str) -> Verdict:
@@ -277,10 +277,10 @@ def _gym(task: Task, response: str) -> Verdict:
     known = spec.get("answers") or [task.answer]
     given = gym_answer(response, known[0])
     if known[0] and given.split() in [answer.split() for answer in known]:
-        return _decided(True)
+        return _verdict(True)
     if "module" not in spec:
-        return _decided(False)
-    pool = _configured().pool(visible_packages())
+        return _verdict(False)
+    pool = _require_judges().pool(visible_packages())
     try:
         paid = pays(pool, spec, given)
     except SandboxError as error:
@@ -288,7 +288,7 @@ def _gym(task: Task, response: str) -> Verdict:
     return (
         Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: the scorer did not end")
         if paid is None
-        else _decided(paid)
+        else _verdict(paid)
     )
 
 
