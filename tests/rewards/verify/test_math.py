@@ -56,6 +56,8 @@ EXTRACTED = [
     (r"thus \(x^2\)", "x^2"),
     ("it costs $5", "it costs $5"),
     ("<think>\\boxed{1}</think>\n\\boxed{2}", "2"),
+    ("<think>a</think>\\boxed{1}</think>\\boxed{}2", None),
+    ("a</think>\\boxed{1}</think>so 2", "so 2"),
     ("<think>hm</think>", "<think>hm</think>"),
     ("<reasoning>\\boxed{1}</reasoning><answer>\\boxed{2}</answer>", "2"),
     ("<answer>\n17\n</answer> trailing", "17"),
