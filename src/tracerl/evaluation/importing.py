@@ -29,7 +29,7 @@ _LISTED = 200
 
 @dataclass(frozen=True)
 class Import:
-    """What became of a published file. Lists hold the first 200 entries; the counts are complete."""
+    """What became of a published file. Lists hold 200 entries at most; counts are complete."""
 
     name: str
     source: str
@@ -116,7 +116,8 @@ def import_lines(report: Import) -> list[str]:
     """What the command prints: counts, what was left out and why, and the lines that use the set in
     params.yaml."""
     lines = [
-        f"{report.name}: {report.num_tasks} tasks of {report.num_rows} rows ({report.licence}; {report.source})"
+        f"{report.name}: {report.num_tasks} tasks of {report.num_rows} rows "
+        f"({report.licence}; {report.source})"
     ]
     if report.expected_tasks not in (None, report.num_tasks):
         lines.append(f"note: the published set has {report.expected_tasks} tasks")
@@ -132,7 +133,8 @@ def import_lines(report: Import) -> list[str]:
     if report.num_contaminated:
         sets = sorted({row["task"].split("/")[0] for row in report.contaminated})
         lines.append(
-            f"training problems that this benchmark holds: {report.num_contaminated}; add these sets again: {', '.join(sets)}"
+            f"training problems that this benchmark holds: {report.num_contaminated}; "
+            f"add these sets again: {', '.join(sets)}"
         )
     train, test = (report.num_tasks if report.split == split else 0 for split in ("train", "test"))
     place = f"data/raw/{report.name}.parquet"
@@ -148,7 +150,7 @@ def import_lines(report: Import) -> list[str]:
 def find_shared_problems(
     searched: Sequence[Task], protected: Sequence[Task]
 ) -> list[dict[str, str]]:
-    """The tasks of `searched` that hold a problem of `protected`, one entry each: {"task", "with"}."""
+    """The tasks of `searched` that hold a problem of `protected`: {"task", "with"} for each."""
     whole: dict[str, str] = {}
     runs: dict[int, list[int]] = {}
     for index, task in enumerate(protected):

@@ -144,7 +144,7 @@ def read_curve(path: Path) -> Curve:
 
 
 def _stages(params: Params) -> dict[str, str]:
-    """What each training stage starts from; for the base the directory it was imported from, or ""."""
+    """What each training stage starts from; for the base, the directory of the import or ""."""
     return {"base": params.base.path or "", **params.parents}
 
 

@@ -367,7 +367,8 @@ def row_groups(path: Path, table: str) -> Iterator[pa.Table]:
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 "a Parquet file is damaged",
-                where=f"{path}, row group {group}, column {_find_damaged_column(path, table, group)}",
+                where=f"{path}, row group {group}, "
+                f"column {_find_damaged_column(path, table, group)}",
                 got=error,
                 do="delete it and run the stage that wrote it again",
             ) from error
