@@ -12,15 +12,15 @@ from tracerl.objectives.views import Views
 
 
 def predicted_logits(model: Policy, views: Views) -> torch.Tensor:
-    """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if the
-    order is scored; float32 or wider, minus infinity at ids that are not predicted."""
+    """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if
+    the order is scored; float32 or wider, minus infinity at ids that are not predicted."""
     logits = model.logits(predicted_hidden(model, views))
     return model.mask_logits_(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
 def predicted_hidden(model: Policy, views: Views) -> torch.Tensor:
-    """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their candidates
-    if the order is scored."""
+    """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their
+    candidates if the order is scored."""
     device = model.device
     hidden: torch.Tensor = model(views.input_ids.to(device), views.layout.to(device))
     at = views if views.candidates is None else views.candidates
