@@ -31,8 +31,8 @@ class Stage:
     """What a flow knows of a DVC stage; paths are relative to the project. A page need not be
     there: a folder may have none.
 
-    Example: Stage(name="rl@short", description="Reinforcement learning round short", needs=("sft@short", "tasks"),
-    metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags:
+    Example: Stage(name="rl@short", description="Reinforcement learning round short",
+    needs=("sft@short", "tasks"), metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags:
     [...]}` of the stage in dvc.yaml.
     """
 
@@ -134,7 +134,7 @@ def override_params(text: str, overrides: Mapping[str, Any], where: str = "param
     resolved = io.StringIO()
     yaml.dump(wanted, resolved)
     return (
-        "# Params of one flow run with overrides; afterwards the file is as before, with its comments.\n"
+        "# Params of one flow run with overrides; afterwards the file is as before.\n"
         + resolved.getvalue()
     )
 

@@ -111,11 +111,10 @@ class Chaos:
     def _kill(self, process: "subprocess.Popen[str]", folder: Path, kind: str) -> bool:
         """Whether something was killed before the run had ended."""
         if kind == "dvc.lock":
-            wait_for_write(process, folder / "dvc.lock")
-        else:
-            deadline = time.monotonic() + self._rng.uniform(0.0, self._seconds)
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
+            return kill_while_writing(process, folder / "dvc.lock", self._rng.randint(1, 2))
+        deadline = time.monotonic() + self._rng.uniform(0.0, self._seconds / 3)
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
         victims = [victim for victim in tree(process.pid) if matches(victim, process.pid, kind)]
         for victim in victims:
             try:
@@ -199,16 +198,22 @@ def matches(process: psutil.Process, runner: int, kind: str) -> bool:
     return "dvc" in words and process.pid != runner
 
 
-def wait_for_write(process: "subprocess.Popen[str]", lock: Path) -> None:
-    """Returns in the middle of a rewriting of dvc.lock, which empties it first, or when the run has
-    ended."""
-    largest = 0
+def kill_while_writing(process: "subprocess.Popen[str]", lock: Path, num_writes: int) -> bool:
+    """Kills DVC in the middle of its `num_writes`-th rewriting of dvc.lock, which empties the file
+    first; False if the run ended before that."""
+    dvc: list[psutil.Process] = []
+    while process.poll() is None and not dvc:
+        dvc = [each for each in tree(process.pid) if matches(each, process.pid, "dvc")]
+    size = 0
     while process.poll() is None:
+        before = size
         size = lock.stat().st_size if lock.is_file() else 0
-        if size < largest:
-            return
-        largest = max(largest, size)
+        num_writes -= size < before
+        if num_writes == 0:
+            dvc[0].kill()
+            return True
         time.sleep(0.0005)
+    return False
 
 
 def wait_for_orphans(folder: Path) -> None:

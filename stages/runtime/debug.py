@@ -1,7 +1,8 @@
 """A stage run to look at it: `python -m stages.rl short --debug --iterations 2`.
 
 Errors end it with a traceback. It works on a copy of what the stage has saved last, whatever code
-saved it, so that an edit does not start it over. It publishes nothing: the numbers are of two codes.
+saved it, so that an edit does not start it over. It publishes nothing: its numbers are of two
+codes.
 """
 
 import shutil

@@ -21,7 +21,7 @@ from tracerl.settings.params import Params, load_params
 RUN = "run"
 _COMPUTED = ("seed", "threads", "compute")
 _JUDGED = (*_COMPUTED, "truncated_is_wrong", "verification")
-# Sections that each kind of stage reads. A kind with several stages (sft@short) reads its own round.
+# Sections that each kind of stage reads; a kind with several stages reads its own round of them.
 SECTIONS = {
     "tasks": ("seed", "tasks"),
     "base": (*_COMPUTED, "base"),
@@ -80,8 +80,8 @@ def run_params(params: Params) -> dict[str, Any]:
 
 
 def write_stage_params(source: Path, folder: Path) -> None:
-    """Writes <stage>.yaml for every stage, run.yaml and the file itself into a folder. Raises ParamsError if the
-    params file is wrong."""
+    """Writes <stage>.yaml for every stage, run.yaml and the file itself into a folder. Raises
+    ParamsError if the params file is wrong."""
     params = load_params(source)
     tree = params.model_dump(mode="json")
     for stage in stage_names(params):
