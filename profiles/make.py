@@ -230,9 +230,8 @@ def block(
         tasks,
         sampler={**BLOCK_SAMPLER, **(sampler or {})},
         traces={"block_size": 4, "pick": 2, "step_tokens": 2},
-        sft={"trace": TRACE_ROUND} if sft else {},
         rl={**BLOCK_RL, **(rl or {})},
-        rounds=rounds,
+        rounds={"sft": {"trace": TRACE_ROUND} if sft else {}, "rl": rounds},
         modes=modes,
     )
 
@@ -255,9 +254,8 @@ def alternating(path: str) -> Tree:
         tasks,
         sampler=BLOCK_SAMPLER,
         traces={"block_size": 4, "pick": 2, "step_tokens": 2},
-        sft={},
         rl={**BLOCK_RL, **VALUE},
-        rounds=rounds,
+        rounds={"sft": {}, "rl": rounds},
         modes=BLOCK_MODES,
     )
 
@@ -281,9 +279,11 @@ def full(
         tasks,
         sampler=FULL_SAMPLER,
         traces={"block_size": 32, "pick": 2, "step_tokens": 16},
-        sft={"trace": TRACE_ROUND} if sft else {},
         rl=FULL_RL,
-        rounds={name: {"init": "sft@trace" if sft else "base"}},
+        rounds={
+            "sft": {"trace": TRACE_ROUND} if sft else {},
+            "rl": {name: {"init": "sft@trace" if sft else "base"}},
+        },
         modes=modes,
     )
 
@@ -296,9 +296,8 @@ def mask_aware(path: str) -> Tree:
         MATH,
         sampler=MASK_AWARE_SAMPLER,
         traces={"block_size": 32, "pick": 2, "step_tokens": 2},
-        sft={},
         rl=MASK_AWARE_RL,
-        rounds={"math": {"init": "base"}},
+        rounds={"sft": {}, "rl": {"math": {"init": "base"}}},
         modes=MASK_AWARE_EVALUATION,
         held_out_modes=MASK_AWARE_MODES,
     )
@@ -310,15 +309,14 @@ def profile(
     *,
     sampler: Tree,
     traces: Tree,
-    sft: dict[str, Tree],
     rl: Tree,
-    rounds: dict[str, Tree],
+    rounds: dict[str, dict[str, Tree]],
     modes: Tree,
     held_out_modes: Tree | None = None,
 ) -> Tree:
     """params.yaml with a checkpoint, its task files and its rounds.
 
-    sft, rounds: what each round of sft and rl says. rl: what all rounds of rl have in common.
+    rl: what all rounds of rl have in common. rounds: what each round of sft and of rl says.
     modes: of evaluations, and of held-out curves unless held_out_modes says otherwise.
     """
     params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
@@ -345,24 +343,27 @@ def profile(
     params["base"]["path"] = f"data/raw/{path}"
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)
     params["traces"].update(
-        traces, preferred={tasks["train"]: 2000} if sft else {}, rollouts={}, batch_size=32
+        traces,
+        preferred={tasks["train"]: 2000} if rounds["sft"] else {},
+        rollouts={},
+        batch_size=32,
     )
     del params["traces"]["sampler"]
-    params["sft"] = {name: {**changes, "tasks": share} for name, changes in sft.items()}
+    params["sft"] = {name: {**changes, "tasks": share} for name, changes in rounds["sft"].items()}
     params["rl"] = {
         name: {"tasks": share, **changes, "optimizer": {"lr": rl["optimizer"]["lr"]}}
-        for name, changes in rounds.items()
+        for name, changes in rounds["rl"].items()
     }
     params["evaluation"].update(num_problems=1319, num_samples=3, batch_size=64, modes=modes)
     params["evaluate"] = {
         checkpoint.replace("@", "-"): {"checkpoint": checkpoint, "tasks": list(tasks["test"])}
         for checkpoint in (
             "base",
-            *(f"sft@{name}" for name in sft),
-            *(f"rl@{name}" for name in rounds),
+            *(f"sft@{name}" for name in rounds["sft"]),
+            *(f"rl@{name}" for name in rounds["rl"]),
         )
     }
-    for name, changes in rounds.items():
+    for name, changes in rounds["rl"].items():
         if "sampler" in changes:
             params["evaluate"][f"rl-{name}"]["sampler"] = changes["sampler"]
     return params

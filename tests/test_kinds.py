@@ -1,5 +1,5 @@
-"""A kind of method, order, cache, objective, judge or task set is known by its record and by the one
-table that says what it does: nothing else asks for its name."""
+"""A kind of method, order, cache, objective, judge or task set is known by its record and by the
+one table that says what it does: nothing else asks for its name."""
 
 import ast
 from collections.abc import Iterator

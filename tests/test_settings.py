@@ -23,7 +23,7 @@ DATA = resolve(yaml.safe_load(SHIPPED.read_text(encoding="utf-8")))
 
 
 def changed(path: str, value: Any, data: Any = DATA) -> Any:
-    """The shipped params with one entry replaced; a path part may be a key or the name of a round."""
+    """The shipped params with one entry replaced. path: keys with dots between them."""
     data = copy.deepcopy(data)
     *parents, last = path.split(".")
     place = data
@@ -78,8 +78,8 @@ def test_an_unknown_key_is_named_by_its_path_with_the_key_that_is_near():
 def test_an_unknown_key_that_is_like_no_other_is_named_with_all_that_exist():
     text = error_of(changed("rl.short.optimizer.zzzz", 1))
     assert (
-        "rl.short.optimizer.zzzz: unknown key; known here: lr, betas, weight_decay, clip_norm, warmup, decay"
-        in text
+        "rl.short.optimizer.zzzz: unknown key; "
+        "known here: lr, betas, weight_decay, clip_norm, warmup, decay" in text
     )
 
 

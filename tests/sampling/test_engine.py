@@ -34,10 +34,11 @@ CACHES = [
     *((family, changes) for family in FULL_ATTENTION for changes in APPROXIMATE.values()),
 ]
 LENGTHS = [3, 9, 6, 17, 12, 5, 8]
+# 17 prompt tokens and 12 new ones in whole blocks, which lie on the grid or start at the response.
 LONGEST = {
     "block_causal": 32,
     "full": 29,
-}  # 17 prompt tokens and 12 new ones in whole blocks, which lie on the grid or start at the response
+}
 
 
 def assert_same(one: list[Trajectory], other: list[Trajectory]) -> None:
