@@ -189,9 +189,9 @@ import json, resource, sys, time
 start, busy = time.perf_counter(), time.process_time()
 from pathlib import Path
 from tracerl.settings.evaluation import Validation
-from tracerl.store.expectations import gather, judge
+from tracerl.store.expectations import check_expectations, collect_evidence
 bounds = Validation(pass_rate=(0.02, 1.0), truncation=1.0, undecided=0.05, drift=0.5)
-outcomes = judge(gather(Path(sys.argv[1]), "rollouts", 151_936, {}), bounds)
+outcomes = check_expectations(collect_evidence(Path(sys.argv[1]), "rollouts", 151_936, {}), bounds)
 failed = [outcome.name for outcome in outcomes if not outcome.success]
 seconds = [time.perf_counter() - start, time.process_time() - busy]
 print(json.dumps({"times": {"validate": seconds}, "failed": failed,

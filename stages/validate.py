@@ -22,7 +22,7 @@ from tracerl.disk import file_sha256, write_json, write_text
 from tracerl.errors import DataError
 from tracerl.reporting.validation_page import render_validation
 from tracerl.store.check import folders, vocabulary_size
-from tracerl.store.expectations import gather, judge
+from tracerl.store.expectations import check_expectations, collect_evidence
 from tracerl.store.parquet import MANIFEST
 from tracerl.store.schema import DATASETS
 
@@ -35,10 +35,10 @@ def main(dataset: str) -> None:
     check_code("validate")
     fingerprint = take_fingerprint("validate", [])
     target = paths.REPORTS / "validation"
-    evidence = gather(
+    evidence = collect_evidence(
         paths.ROOT, dataset, vocabulary_size(paths.ROOT), _baseline().get(dataset, {})
     )
-    outcomes = judge(evidence, params.validation)
+    outcomes = check_expectations(evidence, params.validation)
     if dataset == "traces" and not (params.traces.preferred or params.traces.rollouts):
         # A run without SFT collects none.
         outcomes = [outcome for outcome in outcomes if outcome.name != "rows"]
@@ -59,7 +59,7 @@ def main(dataset: str) -> None:
     for outcome in outcomes:
         if not outcome.success:
             print(
-                f"{outcome.severity}: {dataset}: {outcome.says}: {outcome.count}, first "
+                f"{outcome.severity}: {dataset}: not true: {outcome.says}; {outcome.count} do not, first "
                 f"{', '.join(outcome.first)}",
                 file=sys.stderr,
             )

@@ -1,4 +1,4 @@
-"""The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
+"""The command line. Heavy modules are imported inside the commands: --help answers at once."""
 
 import os
 import sys
@@ -253,9 +253,11 @@ def accept(root: Root = Path(".")) -> None:
       tracerl data accept && git add reports/baseline.json
     """
     from tracerl.disk import write_json
-    from tracerl.store.expectations import accepted
+    from tracerl.store.expectations import accepted_metrics
 
-    write_json(root / "reports" / "baseline.json", accepted(root / "reports" / "validation"))
+    write_json(
+        root / "reports" / "baseline.json", accepted_metrics(root / "reports" / "validation")
+    )
     _say(f"Accepted: {root / 'reports' / 'baseline.json'}")
 
 
@@ -587,9 +589,8 @@ def chat(
 
     \b
     Examples:
-      tracerl chat --model data/checkpoints/rl@long tracerl chat --model SDAR-4B-Chat --set
-      temperature=1.0 --set order.threshold=0.8 tracerl chat --model Dream-7B --set order.kind=static --set
-      steps_per_block=16 --set cache=prefix
+      tracerl chat --model data/checkpoints/rl@long
+      tracerl chat --model SDAR-4B-Chat --set temperature=1.0 --set order.threshold=0.8
     """
     from rich.console import Console
 
@@ -718,7 +719,8 @@ def compare(
     )
     table = new_table(headings, [index >= 2 for index in range(len(headings))])
     for row in rows:
-        difference = f"{100 * row['difference']:+.1f}% [{100 * row['ci_low']:+.1f}, {100 * row['ci_high']:+.1f}]"
+        low, high = 100 * row["ci_low"], 100 * row["ci_high"]
+        difference = f"{100 * row['difference']:+.1f}% [{low:+.1f}, {high:+.1f}]"
         shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
         table.add_row(
             str(row["benchmark"]),

@@ -13,10 +13,10 @@ from tracerl.store.expectations import (
     FILES_RULE,
     Evidence,
     Violation,
-    accepted,
-    figures_of,
-    gather,
-    judge,
+    accepted_metrics,
+    check_expectations,
+    collect_evidence,
+    group_metrics,
 )
 from tracerl.store.parquet import seal, write_parquet
 from tracerl.store.rules import RULES, SET_RULES
@@ -52,13 +52,18 @@ def rows_of(dataset):
 
 def failed(evidence, bounds=BOUNDS):
     """Names of the expectations that do not hold, with what was found."""
-    return {outcome.name: outcome for outcome in judge(evidence, bounds) if not outcome.success}
+    return {
+        outcome.name: outcome
+        for outcome in check_expectations(evidence, bounds)
+        if not outcome.success
+    }
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_sound_data_pass_and_every_expectation_has_words(dataset, tmp_path):
-    outcomes = judge(
-        gather(write(tmp_path, dataset, rows_of(dataset)), dataset, VOCAB_SIZE, {}), BOUNDS
+    outcomes = check_expectations(
+        collect_evidence(write(tmp_path, dataset, rows_of(dataset)), dataset, VOCAB_SIZE, {}),
+        BOUNDS,
     )
     assert [outcome.name for outcome in outcomes if not outcome.success] == []
     assert all(outcome.says for outcome in outcomes)
@@ -89,7 +94,7 @@ def test_great_expectations_fails_every_rule_that_rows_break(table, tmp_path):
         seal(root / "data" / "tasks")
     else:
         write(root, dataset, rows)
-    found = failed(gather(root, dataset, VOCAB_SIZE, {}))
+    found = failed(collect_evidence(root, dataset, VOCAB_SIZE, {}))
     assert set(BREAKS[table]) <= set(found)
     assert all(found[name].count >= 1 and found[name].first for name in BREAKS[table])
 
@@ -105,7 +110,7 @@ CROSS = {
 def test_great_expectations_fails_every_rule_between_responses(dataset, tmp_path):
     for name, change in CROSS.items():
         found = failed(
-            gather(
+            collect_evidence(
                 write(tmp_path / name, dataset, change(rows_of(dataset))), dataset, VOCAB_SIZE, {}
             )
         )
@@ -113,7 +118,9 @@ def test_great_expectations_fails_every_rule_between_responses(dataset, tmp_path
         assert found[name].count == 1
     other = [{**row, "split": "train" if dataset == "evals" else "test"} for row in sound("tasks")]
     found = failed(
-        gather(write(tmp_path / "split", dataset, rows_of(dataset), other), dataset, VOCAB_SIZE, {})
+        collect_evidence(
+            write(tmp_path / "split", dataset, rows_of(dataset), other), dataset, VOCAB_SIZE, {}
+        )
     )
     assert found["splits_are_kept"].count == len(rows_of(dataset))
 
@@ -133,7 +140,7 @@ def test_great_expectations_fails_every_rule_between_tasks(tmp_path):
     for name, rows in crafted.items():
         write_parquet(tmp_path / name / "data" / "tasks" / "mixed.parquet", as_table("tasks", rows))
         seal(tmp_path / name / "data" / "tasks")
-        assert name in failed(gather(tmp_path / name, "tasks", None, {}))
+        assert name in failed(collect_evidence(tmp_path / name, "tasks", None, {}))
 
 
 def evidence(dataset="rollouts", columns=None, **figures):
@@ -148,7 +155,12 @@ def evidence(dataset="rollouts", columns=None, **figures):
         "drift": None,
     }
     names = columns or SCHEMAS["rollouts"].names
-    return Evidence(dataset, names, {FILES_RULE: Violation("files")}, [{**group, **figures}])
+    return Evidence(
+        dataset=dataset,
+        columns=names,
+        violations={FILES_RULE: Violation(says="files")},
+        groups=[{**group, **figures}],
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,21 +184,23 @@ def test_great_expectations_fails_figures_out_of_bounds_and_names_the_group(figu
 
 def test_great_expectations_fails_other_columns_no_rows_and_bad_files(tmp_path):
     assert list(failed(evidence(columns=SCHEMAS["rollouts"].names[1:]))) == ["columns"]
-    empty = Evidence("rollouts", SCHEMAS["rollouts"].names, {}, [])
+    empty = Evidence(
+        dataset="rollouts", columns=SCHEMAS["rollouts"].names, violations={}, groups=[]
+    )
     assert list(failed(empty)) == ["rows"]
     root = write(tmp_path, "rollouts", rows_of("rollouts"))
     path = root / "data" / PLACES["rollouts"] / "mixed.parquet"
     path.write_bytes(path.read_bytes()[:-10])
-    found = failed(gather(root, "rollouts", VOCAB_SIZE, {}))
+    found = failed(collect_evidence(root, "rollouts", VOCAB_SIZE, {}))
     assert str(path) in found[FILES_RULE].first[0]
 
 
 def test_drift_is_the_largest_relative_change_against_the_accepted_run(tmp_path):
     root = write(tmp_path, "rollouts", rows_of("rollouts"))
-    (group,) = gather(root, "rollouts", VOCAB_SIZE, {}).groups
+    (group,) = collect_evidence(root, "rollouts", VOCAB_SIZE, {}).groups
     assert group["drift"] is None
-    baseline = figures_of([{**group, "mean_length": 2 * group["mean_length"]}])
-    (again,) = gather(root, "rollouts", VOCAB_SIZE, baseline).groups
+    baseline = group_metrics([{**group, "mean_length": 2 * group["mean_length"]}])
+    (again,) = collect_evidence(root, "rollouts", VOCAB_SIZE, baseline).groups
     assert again["drift"] == pytest.approx(0.5)
     assert set(baseline["rl@short"]) == set(group) - {"group", "drift"}
 
@@ -225,7 +239,7 @@ def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_
     assert json.loads((target / "tasks.json").read_text())["success"] is False
     assert "mixed/leak" in (target / "tasks.html").read_text()
     with pytest.raises(DataError, match="did not pass"):
-        accepted(target)
+        accepted_metrics(target)
 
 
 def test_a_data_set_that_does_not_exist_is_told(tasks_folder):

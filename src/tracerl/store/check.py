@@ -26,12 +26,14 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem of one file or folder, in words. broken: the rule, if it is a rule that rows
-    break."""
+    """One problem of one file or folder."""
 
     path: Path
+    """The file or folder."""
     problem: str
+    """What is wrong with it, in words."""
     broken: Broken | None = None
+    """The rule, if it is a rule that rows break."""
 
     def __str__(self) -> str:
         return self.problem if str(self.path) in self.problem else f"{self.path}: {self.problem}"

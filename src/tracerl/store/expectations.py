@@ -1,9 +1,9 @@
 """What must be true of a data set before the next stage reads it: DuckDB computes, Great
 Expectations judges.
 
-`gather` reduces a data set to three small frames: its columns, one row with the number of rows that
-break each rule, and one row of figures per group (task set, round or evaluation). `judge` holds
-these to a suite in code. Rules and bounds are errors and stop the pipeline; drift against the
+`collect_evidence` reduces a data set to three small frames: its columns, one row with the number of rows that
+break each rule, and one row of figures per group (task set, round or evaluation). `check_expectations`
+holds these to a suite in code. Rules and bounds are errors and stop the pipeline; drift against the
 accepted run (reports/baseline.json) is a warning. Great Expectations never sees a token, because it
 has no notion of lists.
 """
@@ -33,10 +33,11 @@ SELECT {group} AS "group", count(*) AS num_rows, {passed} AS pass_rate,
     tokens_per_step(num_tokens, nullif(num_denoising_forwards, 0)) AS tokens_per_step
 FROM {dataset} GROUP BY ALL ORDER BY ALL
 """
-_FIGURES = {
+_GROUP_METRICS = {
     "tasks": """
         SELECT task_set || ' ' || split AS "group", count(*) AS num_rows,
-            avg(difficulty) AS mean_difficulty, avg(length(prompt)) AS mean_prompt, avg(length(solution)) AS mean_solution
+            avg(difficulty) AS mean_difficulty, avg(length(prompt)) AS mean_prompt,
+            avg(length(solution)) AS mean_solution
         FROM tasks GROUP BY ALL ORDER BY ALL""",
     # The pass rate of known solutions is not a figure of the model's.
     "traces": _RESPONSES.format(
@@ -51,48 +52,60 @@ _FIGURES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Violation:
-    """Rows that break a rule. first: ids of the first of them, or the first problems in words."""
+    """Rows that break a rule."""
 
     says: str
+    """The rule in words."""
     count: int = 0
+    """How many rows break it."""
     first: list[str] = field(default_factory=list)
+    """Ids of the first of them, or the first problems in words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A data set in three frames. columns: of its view. violations: by rule. groups: figures, with
-    the drift of the one that moved most."""
+    """What is known of a data set, for Great Expectations to check."""
 
     dataset: str
+    """Its name."""
     columns: list[str]
+    """The stored columns of its view."""
     violations: dict[str, Violation]
+    """Rule -> the rows that break it."""
     groups: list[dict[str, Any]]
+    """Metrics of each group, with the drift of the one that moved most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One expectation: what it is about, in words, whether it holds, and what was found instead."""
+    """One expectation and whether it holds."""
 
     name: str
+    """What it is about: a rule, or a metric."""
     says: str
+    """The expectation in words."""
     severity: str
+    """"critical" stops the pipeline, "warning" does not."""
     success: bool
+    """Whether it holds."""
     count: int
+    """How many rows or groups break it."""
     first: list[str]
+    """The first of them."""
 
 
-def gather(
+def collect_evidence(
     root: Path, dataset: str, vocab_size: int | None, baseline: Mapping[str, Any]
 ) -> Evidence:
     """What DuckDB says of a data set of the run at `root`. Damaged files are counted, and left out
     of the rest."""
     table = DATASETS[dataset].table
     violations = {
-        FILES_RULE: Violation("every file is there, whole, unchanged and of a known schema")
+        FILES_RULE: Violation(says="every file is there, whole, unchanged and of a known schema")
     }
-    violations |= {rule.name: Violation(rule.says) for rule in RULES[table]}
+    violations |= {rule.name: Violation(says=rule.says) for rule in RULES[table]}
     for finding in (
         f
         for folder in folders(root / "data", dataset)
@@ -102,21 +115,20 @@ def gather(
         old = violations[name]
         more = list(finding.broken.first) if finding.broken else [str(finding)]
         count = finding.broken.count if finding.broken else 1
-        violations[name] = Violation(old.says, old.count + count, [*old.first, *more][:NUM_FIRST])
-    # DuckDB has a pool of its own: the two shall not add up
+        first = [*old.first, *more][:NUM_FIRST]
+        violations[name] = Violation(says=old.says, count=old.count + count, first=first)
+    # DuckDB has a pool of its own: both at once would double the peak
     pa.default_memory_pool().release_unused()
     connection = connect(root, skip_damaged=True)
     for name, (says, query) in SET_RULES[dataset].items():
-        violations[name] = Violation(says, *broken_between_rows(connection, query))
-    groups = answer(connection, _FIGURES[dataset]).to_pylist()
+        count, first = broken_between_rows(connection, query)
+        violations[name] = Violation(says=says, count=count, first=first)
+    groups = answer(connection, _GROUP_METRICS[dataset]).to_pylist()
     described = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
     columns = [name for name in described if name not in MARKS]
-    return Evidence(
-        dataset,
-        columns,
-        violations,
-        [{**group, "drift": _drift(group, baseline.get(group["group"], {}))} for group in groups],
-    )
+    for group in groups:
+        group["drift"] = _drift(group, baseline.get(group["group"], {}))
+    return Evidence(dataset=dataset, columns=columns, violations=violations, groups=groups)
 
 
 def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | None:
@@ -130,7 +142,7 @@ def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | N
     return max(changes, default=None)
 
 
-def figures_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+def group_metrics(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Figures by group, as reports/baseline.json keeps them."""
     return {
         group["group"]: {
@@ -140,7 +152,7 @@ def figures_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
     }
 
 
-def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
+def accepted_metrics(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Figures of a run by data set, as the validate stages wrote them.
 
     Raises DataError if a file is missing or damaged, or if its data set did not pass.
@@ -156,7 +168,7 @@ def accepted(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
                 got="success: false",
                 wanted="success: true",
             )
-        figures[dataset] = figures_of(result["groups"])
+        figures[dataset] = group_metrics(result["groups"])
     return figures
 
 
@@ -177,7 +189,7 @@ def read_result(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
+def check_expectations(evidence: Evidence, bounds: Validation) -> list[Outcome]:
     """The verdict of Great Expectations on each expectation of the data set's suite, in the suite's
     order."""
     import great_expectations as gx
@@ -200,7 +212,7 @@ def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
     frames = {
         "columns": pd.DataFrame(columns=evidence.columns),
         "rules": pd.DataFrame([counts]),
-        "groups": pd.DataFrame(evidence.groups, columns=["group", *_figure_names(evidence)]),
+        "groups": pd.DataFrame(evidence.groups, columns=["group", *_metric_names(evidence)]),
     }
     source, outcomes = context.data_sources.add_pandas(evidence.dataset), []
     for name, frame in frames.items():
@@ -225,7 +237,7 @@ def judge(evidence: Evidence, bounds: Validation) -> list[Outcome]:
     return outcomes
 
 
-def _figure_names(evidence: Evidence) -> list[str]:
+def _metric_names(evidence: Evidence) -> list[str]:
     """Figures of the groups; those that have bounds are there even if there is no group."""
     bounded = [
         "num_rows",
@@ -314,15 +326,25 @@ def _outcome(result: Any, evidence: Evidence) -> Outcome:
     if name in evidence.violations:
         violation = evidence.violations[name]
         return Outcome(
-            name, violation.says, severity, bool(result.success), violation.count, violation.first
+            name=name,
+            says=violation.says,
+            severity=severity,
+            success=bool(result.success),
+            count=violation.count,
+            first=violation.first,
         )
-    rows = result.result.get("unexpected_index_list") or []
-    first = [", ".join(str(value) for value in row.values()) for row in rows] or [
-        str(result.result.get("observed_value"))
-    ]
-    if result.success:
-        return Outcome(name, config.meta["says"], severity, True, 0, [])
-    return Outcome(name, config.meta["says"], severity, False, max(len(rows), 1), first[:NUM_FIRST])
+    rows = [] if result.success else result.result.get("unexpected_index_list") or []
+    first = [", ".join(str(value) for value in row.values()) for row in rows]
+    if not result.success and not first:
+        first = [str(result.result.get("observed_value"))]
+    return Outcome(
+        name=name,
+        says=config.meta["says"],
+        severity=severity,
+        success=bool(result.success),
+        count=0 if result.success else max(len(rows), 1),
+        first=first[:NUM_FIRST],
+    )
 
 
 def _exceptions(info: Any) -> list[dict[str, Any]]:
