@@ -110,6 +110,12 @@ def test_imports_point_downward_only():
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+def test_the_architecture_page_lists_the_layers():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^ +\d+\. (.+)$", text.split("<!-- layers:begin -->")[1])
+    assert listed[: len(LAYERS)] == [", ".join(sorted(layer)) for layer in LAYERS]
+
+
 def test_the_library_knows_neither_prefect_nor_dvc_nor_their_scripts():
     outer = {"prefect", "dvc", "stages", "flows", "tests"}
     wrong = [
