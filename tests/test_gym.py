@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.verdicts import verify
 from tracerl.errors import ParamsError
 from tracerl.gym import _exact_value, gym_items
 from tracerl.rewards.verify.sandbox import SandboxError, check_backend
-from tracerl.rewards.verify.verifier import configure, provenance, release, verify
+from tracerl.rewards.verify.verifier import configure, provenance, release
 from tracerl.settings.rewards import Verification
 from tracerl.settings.tasks import GymSet
 from tracerl.tasks import make_task_set

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from tests.published import published
+from tests.verdicts import verify
 from tracerl import puzzles
-from tracerl.rewards.verify.verifier import verify
 from tracerl.settings.tasks import TaskSet
 from tracerl.tasks import make_task_set
 from tracerl.types import Task

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
+from tests.verdicts import verify
 from tracerl.errors import DataError, ParamsError
-from tracerl.rewards.verify.verifier import verify
 from tracerl.settings.tasks import ArithmeticSet, FileSet, OpenSet, SumsSet, Tasks, TaskSet
 from tracerl.store.files import write_tasks
 from tracerl.store.schema import VERSION_KEY

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.verifiers import broken
 from tests.published import PUBLISHED, published
+from tests.verdicts import verify
 from tracerl.errors import DataError
 from tracerl.evaluation.benchmarks import (
     BENCHMARKS,
@@ -27,7 +28,7 @@ from tracerl.evaluation.benchmarks import (
 from tracerl.evaluation.importing import add_data, find_shared_problems, import_lines
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.sandbox import Limits, SandboxError, SandboxPool, check_backend
-from tracerl.rewards.verify.verifier import configure, release, verify
+from tracerl.rewards.verify.verifier import configure, release
 from tracerl.settings.rewards import Verification
 from tracerl.settings.tasks import FileSet
 from tracerl.tasks import make_task_set

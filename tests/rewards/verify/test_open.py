@@ -48,9 +48,9 @@ def test_a_file_of_prompts_with_or_without_rubric_and_reference(tmp_path):
     ("rows", "told"),
     [
         ([{"question": "?"}], "row 1"),
-        ([{"prompt": " "}], "a task cannot be read"),
+        ([{"prompt": " "}], "a task has an empty prompt"),
         ([{"prompt": "a"}, {"prompt": "b", "rubric": 5}], "row 2"),
-        ([{"prompt": "a", "difficulty": "hard"}], "not a whole number"),
+        ([{"prompt": "a", "difficulty": "hard"}], "a whole number from 1"),
         ([{"prompt": "a", "rubric": "x"}, {"prompt": "a", "rubric": "y"}], "listed twice"),
     ],
 )

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.verdicts import verify
 from tracerl.rewards.verify.final import short_answer
-from tracerl.rewards.verify.verifier import Verdict, verify
+from tracerl.rewards.verify.verifier import Verdict
 from tracerl.types import TASK_KINDS, Task
 
 

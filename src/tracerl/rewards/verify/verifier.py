@@ -1,4 +1,4 @@
-"""The one verifier per task kind: trace filter, RL reward and benchmark all call `verify`.
+"""The one verifier per task kind: trace filter, RL reward and benchmark all call `verify_all`.
 
 Generated arithmetic (`sums`, `arithmetic`): the response must be steps followed by `#` and the
 answer as a plain whole number, nothing after it. The steps themselves are not judged: what is paid
@@ -43,48 +43,50 @@ _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)
 
 @dataclass(frozen=True)
 class Verdict:
-    """verdict: "correct", "wrong" or "undecided" (never paid). parts: named reward parts; their sum
-    is the reward.
-    detail: why, where there is more to say; for code the sandbox and the verdict on each test."""
+    """What was decided on one response, and what is paid for it."""
 
     verdict: str
+    """"correct", "wrong" or "undecided" (never paid)."""
     parts: dict[str, float]
+    """Named parts of the reward; it is their sum."""
     detail: str = ""
+    """Why, where there is more to say; for code the sandbox and the verdict on each test."""
 
     @property
     def reward(self) -> float:
         return sum(self.parts.values())
 
 
-def verify(task: Task, response: str, stop_reason: str, truncated_is_wrong: bool) -> Verdict:
-    """Judges a response's text. A response cut at the length limit is wrong if the option says so,
-    whatever it holds."""
-    return verify_all([(task, response, stop_reason)], truncated_is_wrong)[0]
-
-
-def verify_all(judged: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool) -> list[Verdict]:
+def verify_all(
+    responses: Sequence[tuple[Task, str, str]], truncated_is_wrong: bool
+) -> list[Verdict]:
     """Verdicts on (task, response, stop reason), in their order; several at once where they need
-    processes or a judge."""
+    processes or a judge.
 
-    cut = [truncated_is_wrong and stop_reason == "length" for _, _, stop_reason in judged]
-    open_ones = [
-        place for place, (task, _, _) in enumerate(judged) if task.kind == "open" and not cut[place]
+    truncated_is_wrong: a response that ended at the length limit is wrong, whatever it holds.
+    """
+    is_truncated = [truncated_is_wrong and reason == "length" for _, _, reason in responses]
+    to_judge = [
+        place
+        for place, (task, _, _) in enumerate(responses)
+        if task.kind == "open" and not is_truncated[place]
     ]
-    opened = dict(zip(open_ones, _open([judged[place][:2] for place in open_ones]), strict=True))
+    scores = _open([responses[place][:2] for place in to_judge])
+    open_verdicts = dict(zip(to_judge, scores, strict=True))
 
-    def one(place: int) -> Verdict:
-        task, response, _ = judged[place]
-        if cut[place]:
-            return Verdict("wrong", {"correct": 0.0})
-        return opened[place] if place in opened else _judge(task, response)
+    def decide(place: int) -> Verdict:
+        task, response, _ = responses[place]
+        if is_truncated[place]:
+            return _verdict(False)
+        return open_verdicts[place] if place in open_verdicts else _verify(task, response)
 
-    if _judges is None or all(task.kind not in _IN_PROCESSES for task, _, _ in judged):
-        return [one(place) for place in range(len(judged))]
-    with ThreadPoolExecutor(_judges.settings.num_workers) as threads:
-        return list(threads.map(one, range(len(judged))))
+    if _workers is None or all(task.kind not in _IN_PROCESSES for task, _, _ in responses):
+        return [decide(place) for place in range(len(responses))]
+    with ThreadPoolExecutor(_workers.settings.num_workers) as threads:
+        return list(threads.map(decide, range(len(responses))))
 
 
-def _judge(task: Task, response: str) -> Verdict:
+def _verify(task: Task, response: str) -> Verdict:
     """The verdict on one response. Whatever goes wrong over it costs this verdict alone; only an
     error of ours that says what to do (TracerlError) ends the batch."""
     try:
@@ -100,32 +102,32 @@ def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:
     """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason
     where it is undecided."""
     return (
-        list(_require_judges().judge([Question(task, (text,)) for task, text in responses]))
+        list(_require_workers().judge([Question(task, (text,)) for task, text in responses]))
         if responses
         else []
     )
 
 
 def configure(settings: Verification, judge: Callable[[], Judge] | None = None) -> None:
-    """Says how many processes judge, and under which limits. They start when first needed and end
-    with this process, or with `release`.
+    """Says how many worker processes decide, and under which limits. They start when first needed
+    and end with this process, or with `release`.
 
     judge: makes the judge of `settings.judge`, when it is first needed.
     """
-    global _judges
-    if _judges is not None and _judges.settings != settings:
+    global _workers
+    if _workers is not None and _workers.settings != settings:
         release()
-    _judges = _judges or _Judges(settings)
-    _judges.make_judge = judge
+    _workers = _workers or _Workers(settings)
+    _workers.make_judge = judge
 
 
 def release() -> None:
-    """Ends the judging processes; `configure` must be called before mathematics or code is judged
+    """Ends the worker processes; `configure` must be called before mathematics or code is judged
     again."""
-    global _judges
-    if _judges is not None:
-        _judges.close()
-    _judges = None
+    global _workers
+    if _workers is not None:
+        _workers.close()
+    _workers = None
 
 
 atexit.register(release)
@@ -145,14 +147,14 @@ def provenance(kinds: set[str], judges: Sequence[str] = ()) -> dict[str, str | i
         ):  # exact text of reasoning-gym's tasks is judged without it
             facts[name] = version(name)
     if judges or "open" in kinds:
-        settings = _require_judges().settings
+        settings = _require_workers().settings
         for name in dict.fromkeys([*judges, *([str(settings.judge)] if "open" in kinds else [])]):
             facts[f"judge {name}"] = (settings.judges or {})[name].model_dump_json(
                 exclude_none=True
             )
     if kinds & {"code", "gym"}:
         try:
-            facts["sandbox"] = check_backend(_require_judges().settings.sandbox)
+            facts["sandbox"] = check_backend(_require_workers().settings.sandbox)
         except SandboxError:
             if "code" in kinds:
                 raise
@@ -160,7 +162,7 @@ def provenance(kinds: set[str], judges: Sequence[str] = ()) -> dict[str, str | i
     return facts
 
 
-class _Judges:
+class _Workers:
     """The processes behind `math` and `code`, and the judge behind `open`."""
 
     def __init__(self, settings: Verification) -> None:
@@ -207,16 +209,16 @@ class _Judges:
             pool.close()
 
 
-_judges: _Judges | None = None
+_workers: _Workers | None = None
 
 
-def _require_judges() -> _Judges:
-    if _judges is None:
+def _require_workers() -> _Workers:
+    if _workers is None:
         raise ParamsError(
             "math, code and open tasks cannot be judged yet",
             wanted="a call of tracerl.rewards.verify.verifier.configure(params.verification)",
         )
-    return _judges
+    return _workers
 
 
 def _verdict(correct: bool) -> Verdict:
@@ -230,28 +232,28 @@ def _number(task: Task, response: str) -> Verdict:
 
 def _text(task: Task, response: str) -> Verdict:
     lines = [line for line in response.splitlines() if line.strip()]
-    given = response.rpartition("#")[2] if "#" in response else (lines[-1] if lines else "")
-    return _verdict(given.strip() == task.answer.strip())
+    answer = response.rpartition("#")[2] if "#" in response else (lines[-1] if lines else "")
+    return _verdict(answer.strip() == task.answer.strip())
 
 
 def _math(task: Task, response: str) -> Verdict:
-    given = extract_answer(response)
-    if given is None:
+    answer = extract_answer(response)
+    if answer is None:
         return _verdict(False)
-    same = _require_judges().math.equivalent(task.answer, given)
-    return (
-        Verdict("undecided", {"correct": 0.0}) if same == "undecided" else _verdict(same == "equal")
-    )
+    same = _require_workers().math.equivalent(task.answer, answer)
+    if same == "undecided":
+        return Verdict("undecided", {"correct": 0.0})
+    return _verdict(same == "equal")
 
 
 def _code(task: Task, response: str) -> Verdict:
     """The share of tests passed is a part of its own name only where the task asks for it;
     "correct" always means all of them."""
-    tests, judges = code_tests(task.spec), _require_judges()
+    tests = code_tests(task.spec)
     program = extract_program(
         response, tests.prefix, tests.entry_point or (tests.provides[0] if tests.provides else "")
     )
-    pool = judges.pool()
+    pool = _require_workers().pool()
     try:
         verdicts = run_tests(pool, program, tests)
     except SandboxError as error:
@@ -275,14 +277,14 @@ def _sudoku(task: Task, response: str) -> Verdict:
 def _gym(task: Task, response: str) -> Verdict:
     spec = json.loads(task.spec) if task.spec else {}
     known = spec.get("answers") or [task.answer]
-    given = gym_answer(response, known[0])
-    if known[0] and given.split() in [answer.split() for answer in known]:
+    answer = gym_answer(response, known[0])
+    if known[0] and answer.split() in [text.split() for text in known]:
         return _verdict(True)
     if "module" not in spec:
         return _verdict(False)
-    pool = _require_judges().pool(visible_packages())
+    pool = _require_workers().pool(visible_packages())
     try:
-        paid = pays(pool, spec, given)
+        paid = pays(pool, spec, answer)
     except SandboxError as error:
         return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
     return (
