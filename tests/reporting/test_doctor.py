@@ -48,6 +48,8 @@ def test_weights_optimizer_and_caches_are_counted():
     assert found["evaluate@sft-short"].state == 0
     half = by_stage(parse_params({**data, "compute": {**data["compute"], "dtype": "bfloat16"}}, ""))
     assert half["sft@short"].weights == 2 * parameters
+    # float32 masters, their gradients and two moments, and the gradients of a micro-batch.
+    assert half["sft@short"].state == (4 + 4 + 8 + 2) * parameters
     # One more row of the exact cache: keys and values of its length, its live block, and the
     # distributions of that block.
     one, two = copy.deepcopy(data), copy.deepcopy(data)
@@ -60,6 +62,24 @@ def test_weights_optimizer_and_caches_are_counted():
     keys = (48 + 36) * 2 * 2 * 1 * 16 * 4
     live = 4 * (4 * 32 + 3 * 64) * 4
     assert row == keys + live + 4 * tokenizer.vocab_size * 28
+
+
+def test_a_row_that_is_longer_than_a_micro_batch_counts():
+    """Block attention: a clean copy of 40 prompt and 24 response tokens, and behind it one view of
+    at most 28 tokens; where views cannot be split, one for each step of a block."""
+
+    def passes(micro_batch_tokens: int, **changes: object) -> int:
+        data = tiny_params()
+        round_ = data["rl"]["short"]
+        round_.update(micro_batch_tokens=micro_batch_tokens, train_block_size=4, shrink=1)
+        round_.update(changes)
+        sampler = {"max_prompt_tokens": 40, "max_new_tokens": 24, "max_rows": 1}
+        round_["sampler"] = {**round_["sampler"], **sampler}
+        return by_stage(parse_params(data, ""))["rl@short"].passes
+
+    assert passes(1) == passes(40 + 24 + 28)
+    assert passes(1) < passes(40 + 24 + 29)
+    assert passes(1, reduction="response") == passes(40 + 24 + 4 * 28, reduction="response")
 
 
 def test_adapters_need_state_for_themselves_only():
