@@ -179,8 +179,7 @@ def flash_installed() -> bool:
 
 @functools.cache
 def _flex(device: str) -> Callable[..., Any]:
-    """FlexAttention, compiled where its kernels are; on a CPU it is a check of the masks, not a way
-    to be fast."""
+    """FlexAttention: compiled on CUDA; eager on a CPU, only for checking masks."""
     if device != "cpu":
         return torch.compile(flex_attention, dynamic=True)
 

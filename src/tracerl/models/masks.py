@@ -30,20 +30,23 @@ DOCUMENT = 1 << 20
 class Layout:
     """Where the tokens of a forward pass stand, and who sees whom: all int64 [B, L].
 
-    Padding sees itself, only because a softmax over nothing is not a number.
-    first_keys: int64 [B], of a cached pass, in which every query of a row sees its first keys out
-    of `num_keys`, and nothing else: then
-        blocks and streams say nothing.
+    Padding attends to itself so that no softmax row is empty (NaN).
 
     Example, block size 2, two clean blocks and one noisy view of the second:
         positions [0 1 2 3 2 3]   blocks [0 0 1 1 1 1]   streams [0 0 0 0 1 1]
     """
 
     positions: torch.Tensor
+    """absolute positions of the unpadded sequence"""
     blocks: torch.Tensor
+    """attention block of each token"""
     streams: torch.Tensor
+    """CLEAN, the number of a noisy view, or PAD"""
     first_keys: torch.Tensor | None = None
+    """int64 [B], of a pass through a cache: every query of a row sees this many first keys and
+    nothing else; blocks and streams then have no effect"""
     num_keys: int = 0
+    """keys of a pass through a cache"""
 
     def to(self, device: torch.device) -> "Layout":
         """The same on another device."""
@@ -137,8 +140,8 @@ def sees(
 
     A clean key is seen from its own block on by clean queries and from the next block on by noisy
     ones; a noisy key is seen by its own block of its own view. Documents of one row see nothing of
-    each other, but all of them what is common. Padding is seen by nobody (and sees one token,
-    itself, only because a softmax over nothing is not a number).
+    each other, but all of them what is common. Nobody attends to padding (`Layout.mask` lets it
+    attend to itself).
     """
     same_document = key_stream // DOCUMENT == query_stream // DOCUMENT
     earlier = (((key_stream % DOCUMENT == CLEAN) & same_document) | (key_stream == COMMON)) & (

@@ -79,22 +79,28 @@ def _chunk(
     block: torch.Tensor,
     stream: torch.Tensor,
 ) -> Chunk:
-    mine = slice(*runs)
-    seen = sees(block[mine].unsqueeze(1), stream[mine].unsqueeze(1), block, stream)
-    everyone, someone = seen.all(0), seen.any(0)
+    own_runs = slice(*runs)
+    seen = sees(block[own_runs].unsqueeze(1), stream[own_runs].unsqueeze(1), block, stream)
+    by_all = seen.all(0)
+    by_some = seen.any(0)
     ranges: list[tuple[int, int]] = []
-    for start, stop in zip(starts[everyone].tolist(), stops[everyone].tolist(), strict=True):
+    for start, stop in zip(starts[by_all].tolist(), stops[by_all].tolist(), strict=True):
         if ranges and ranges[-1][1] == start:
             ranges[-1] = (ranges[-1][0], stop)
         else:
             ranges.append((start, stop))
-    some = (someone & ~everyone).nonzero().squeeze(1)
+    some = (by_some & ~by_all).nonzero().squeeze(1)
     lengths = (stops - starts)[some]
     owner = torch.arange(len(some)).repeat_interleave(lengths)
     offset = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
-    mask = seen[:, some].repeat_interleave((stops - starts)[mine], dim=0)[:, owner]
+    mask = seen[:, some].repeat_interleave((stops - starts)[own_runs], dim=0)[:, owner]
     return Chunk(
-        row, int(starts[mine][0]), int(stops[mine][-1]), ranges, starts[some][owner] + offset, mask
+        row,
+        int(starts[own_runs][0]),
+        int(stops[own_runs][-1]),
+        ranges,
+        starts[some][owner] + offset,
+        mask,
     )
 
 
@@ -108,19 +114,19 @@ def attend_chunks(
 
 def _gather(table: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     """The chunk's keys or values, [H_kv, N, D]: those of the ranges, then those of the columns."""
-    mine = table[chunk.row]
-    wide = torch.promote_types(mine.dtype, torch.float32)
-    return torch.cat(
-        [*(mine[:, start:stop] for start, stop in chunk.ranges), mine[:, chunk.columns]], dim=1
-    ).to(wide)
+    row = table[chunk.row]
+    parts = [row[:, start:stop] for start, stop in chunk.ranges]
+    return torch.cat([*parts, row[:, chunk.columns]], dim=1).to(
+        torch.promote_types(row.dtype, torch.float32)
+    )
 
 
 def _queries(table: torch.Tensor, chunk: Chunk, heads: int) -> torch.Tensor:
     """The chunk's queries, the heads that share a key head behind each other, [H_kv, G * (stop -
     start), D]."""
-    mine = table[chunk.row, :, chunk.start : chunk.stop]
-    return mine.reshape(heads, -1, mine.shape[-1]).to(
-        torch.promote_types(mine.dtype, torch.float32)
+    queries = table[chunk.row, :, chunk.start : chunk.stop]
+    return queries.reshape(heads, -1, queries.shape[-1]).to(
+        torch.promote_types(queries.dtype, torch.float32)
     )
 
 
@@ -147,13 +153,13 @@ class _Sparse(torch.autograd.Function):
             largest = scores.amax(-1, keepdim=True)
             weights = scores.sub_(largest).exp_()
             norm = weights.sum(-1, keepdim=True)
-            mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
-            out[mine] = (
+            place = chunk.row, slice(None), slice(chunk.start, chunk.stop)
+            out[place] = (
                 (torch.bmm(weights, _gather(value, chunk)) / norm)
-                .view(out[mine].shape)
+                .view(out[place].shape)
                 .to(out.dtype)
             )
-            total[mine] = (largest + norm.log()).view(total[mine].shape)
+            total[place] = (largest + norm.log()).view(total[place].shape)
         ctx.save_for_backward(query, key, value, out, total)
         ctx.chunks = chunks
         return out
@@ -172,29 +178,30 @@ class _Sparse(torch.autograd.Function):
             torch.zeros_like(value, dtype=total.dtype),
         )
         for chunk in ctx.chunks:
-            mine = chunk.row, slice(None), slice(chunk.start, chunk.stop)
+            place = chunk.row, slice(None), slice(chunk.start, chunk.stop)
             queries, keys, up = (
                 _queries(query, chunk, heads),
                 _gather(key, chunk),
                 _queries(upstream, chunk, heads),
             )
-            weights = _scores(queries, keys, chunk).sub_(total[mine].reshape(heads, -1, 1)).exp_()
+            weights = _scores(queries, keys, chunk).sub_(total[place].reshape(heads, -1, 1)).exp_()
             _add(to_value, chunk, torch.bmm(weights.transpose(1, 2), up))
             slope = (
                 torch.bmm(up, _gather(value, chunk).transpose(1, 2))
-                .sub_(shift[mine].reshape(heads, -1, 1))
+                .sub_(shift[place].reshape(heads, -1, 1))
                 .mul_(weights)
                 .mul_(scale)
             )
-            to_query[mine] = torch.bmm(slope, keys).view(to_query[mine].shape).to(to_query.dtype)
+            to_query[place] = torch.bmm(slope, keys).view(to_query[place].shape).to(to_query.dtype)
             _add(to_key, chunk, torch.bmm(slope.transpose(1, 2), queries))
         return to_query, to_key.to(key.dtype), to_value.to(value.dtype), None
 
 
 def _add(table: torch.Tensor, chunk: Chunk, part: torch.Tensor) -> None:
     """Adds [H_kv, N, D] to where `_gather` took it from."""
-    mine, done = table[chunk.row], 0
+    row = table[chunk.row]
+    done = 0
     for start, stop in chunk.ranges:
-        mine[:, start:stop] += part[:, done : done + stop - start]
+        row[:, start:stop] += part[:, done : done + stop - start]
         done += stop - start
-    mine.index_add_(1, chunk.columns, part[:, done:])
+    row.index_add_(1, chunk.columns, part[:, done:])
