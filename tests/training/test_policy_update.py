@@ -373,7 +373,10 @@ def test_views_whose_likelihoods_are_joined_stay_together():
     settings = [
         (round_of("tracerl", train_block_size=4), True),
         (round_of("tracerl", train_block_size=4, reduction="response"), False),
-        (round_of("tracerl", train_block_size=4, ratio="sequence"), False),
+        (
+            round_of("tracerl", train_block_size=4, ratio="sequence", reduction="response"),
+            False,
+        ),
         (round_of("espo", train_block_size=4), False),
         (round_of("diffucoder", train_block_size=4), False),
         (round_of("random", train_block_size=4), True),
