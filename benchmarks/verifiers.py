@@ -136,7 +136,8 @@ def judged(
 def broken(task: Task) -> str:
     """A solution whose every call of a name the tests use gives something else."""
     spoiled = "".join(
-        f"\n_right_{name} = {name}\ndef {name}(*a, **k):\n    value = _right_{name}(*a, **k)\n    return [value, None]\n"
+        f"\n_right_{name} = {name}\ndef {name}(*a, **k):\n    value = _right_{name}(*a, **k)\n    "
+        "return [value, None]\n"
         for name in json.loads(task.spec)["provides"]
     )
     return task.solution + spoiled
@@ -374,7 +375,8 @@ def killed_figures(published: Path) -> None:
         start = time.monotonic()
         run_stage(folder, "evaluate", "bench")
         print(
-            f"killed: a whole evaluation of {', '.join(names)} takes {time.monotonic() - start:.0f} s",
+            f"killed: a whole evaluation of {', '.join(names)} takes "
+            f"{time.monotonic() - start:.0f} s",
             flush=True,
         )
         outputs = [
@@ -421,7 +423,8 @@ def killed_figures(published: Path) -> None:
         run_stage(folder, "evaluate", "bench")
         demand(
             digests(folder) == whole,
-            f"after {kills} SIGKILLs, {resumed} of them in a resumed run, the same table and rows, byte for byte",
+            f"after {kills} SIGKILLs, {resumed} of them in a resumed run, the same table and "
+            "rows, byte for byte",
         )
         demand(remade == 0, "no finished batch was made again")
         demand(survivors == 0, "no judging process outlived the run it belonged to")
@@ -542,7 +545,8 @@ def evaluation_figures() -> None:
     seconds = time.monotonic() - start
     tokens = sum(rollout.trajectory.num_tokens for rollout in rollouts)
     print(
-        f"evaluation: {len(rollouts)} responses, {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.0f} tokens per second on one thread"
+        f"evaluation: {len(rollouts)} responses, {tokens} tokens in {seconds:.1f} s, "
+        f"{tokens / seconds:.0f} tokens per second on one thread"
     )
 
 

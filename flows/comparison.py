@@ -12,10 +12,13 @@ MAX_COLUMNS, MAX_CHARTS = 12, 6
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 15px system-ui; margin: 2em; max-width: 75em }} table {{ border-collapse: collapse }}
-td, th {{ padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd }} td:first-child, th:first-child {{ text-align: left }}
-svg {{ width: 32em; margin: 1em 2em 1em 0 }} text {{ font: 10px system-ui; fill: #444 }} .title {{ font-size: 12px; fill: #000 }}
-.grid {{ stroke: #e5e5e5 }} .axis {{ stroke: #999 }} .line {{ fill: none; stroke-width: 1.8 }} .dot {{ fill: #fff }}
-.s0 {{ stroke: #1f5fbf }} .s1 {{ stroke: #c2570c }} .s2 {{ stroke: #1a7f4b }} .s3 {{ stroke: #7a3fb0 }}
+td, th {{ padding: .3em .8em; text-align: right; border-bottom: 1px solid #ddd }}
+td:first-child, th:first-child {{ text-align: left }}
+svg {{ width: 32em; margin: 1em 2em 1em 0 }} text {{ font: 10px system-ui; fill: #444 }}
+.title {{ font-size: 12px; fill: #000 }} .grid {{ stroke: #e5e5e5 }} .axis {{ stroke: #999 }}
+.line {{ fill: none; stroke-width: 1.8 }} .dot {{ fill: #fff }}
+.s0 {{ stroke: #1f5fbf }} .s1 {{ stroke: #c2570c }} .s2 {{ stroke: #1a7f4b }}
+.s3 {{ stroke: #7a3fb0 }}
 </style><h1>{title}</h1><table>{rows}</table>{charts}
 """
 

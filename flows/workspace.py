@@ -32,8 +32,8 @@ class Stage:
     there: a folder may have none.
 
     Example: Stage(name="rl@short", description="Reinforcement learning round short",
-    needs=("sft@short", "tasks"), metrics=("reports/metrics/rl@short.json",), pages=(), tags=("gpu",)). The tags are `meta: {tags:
-    [...]}` of the stage in dvc.yaml.
+    needs=("sft@short", "tasks"), metrics=("reports/metrics/rl@short.json",), pages=(),
+    tags=("gpu",)). The tags are `meta: {tags: [...]}` of the stage in dvc.yaml.
     """
 
     name: str

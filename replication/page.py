@@ -72,6 +72,7 @@ def _row(one: Tree) -> Tree:
 
     unit = " points" if points else ""
     known = one["difference"] is not None
+    bounds = f"[{text(one['ci_low'])}, {text(one['ci_high'])}]" if known else ""
     equal = "equal" if one["budget"] == "equal" else "own"
     return {
         "family": one["family"],
@@ -81,9 +82,7 @@ def _row(one: Tree) -> Tree:
                 None, (one["metric"].replace("_", " "), one.get("remasking"), *one.get("tasks", []))
             )
         ),
-        "difference": f"{text(one['difference'])} [{text(one['ci_low'])}, {text(one['ci_high'])}]{unit}"
-        if known
-        else "",
+        "difference": f"{text(one['difference'])} {bounds}{unit}" if known else "",
         "by_seed": ", ".join(map(text, one["by_seed"].values())),
         "compute": f"{equal}, {one['compute']:.2f}"
         if one["compute"] is not None

@@ -59,7 +59,8 @@ def main(dataset: str) -> None:
     for outcome in outcomes:
         if not outcome.success:
             print(
-                f"{outcome.severity}: {dataset}: not true: {outcome.says}; {outcome.count} do not, first "
+                f"{outcome.severity}: {dataset}: not true: {outcome.says}; {outcome.count} do "
+                "not, first "
                 f"{', '.join(outcome.first)}",
                 file=sys.stderr,
             )

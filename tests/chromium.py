@@ -136,7 +136,8 @@ class Page:
             let count = 0;
             const distance = (i, value) => Math.abs(pixels[i] - value);
             for (let i = 0; i < pixels.length; i += 4)
-                count += distance(i, {red}) + distance(i + 1, {green}) + distance(i + 2, {blue}) < 40;
+                if (distance(i, {red}) + distance(i + 1, {green}) + distance(i + 2, {blue}) < 40)
+                    count += 1;
             return count;
         }})()""")
         )

@@ -32,7 +32,8 @@ from tracerl.training.scratch import Workspace
 
 ROOT = Path(__file__).parents[1]
 QUERY = """
-SELECT task_id, count(*) AS n, sum(num_steps) AS steps, list(sample_index ORDER BY sample_index) AS l
+SELECT task_id, count(*) AS n, sum(num_steps) AS steps,
+    list(sample_index ORDER BY sample_index) AS l
 FROM rollouts GROUP BY ALL ORDER BY ALL
 """
 

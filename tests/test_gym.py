@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (modules as text)
 """Laws of reasoning-gym's tasks: the same items on every machine, and a scorer that runs text or
 pays for nothing decides nothing.
 

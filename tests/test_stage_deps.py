@@ -23,7 +23,7 @@ def listed(kind: str) -> set[str]:
     return {path.relative_to(SOURCE).as_posix() for path in stage_files(kind)}
 
 
-@pytest.mark.parametrize("name", set(STAGES) - {"code", "params"})
+@pytest.mark.parametrize("name", sorted(set(STAGES) - {"code", "params"}))
 def test_a_stage_depends_on_its_code_and_on_its_params(name: str) -> None:
     deps = STAGES[name]["deps"]
     assert ("data/code" if name == "report" else f"data/code/{name}.txt") in deps

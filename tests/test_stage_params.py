@@ -61,7 +61,8 @@ def other_values(value: Any) -> list[Any]:
 
 
 def changed(path: tuple[str, ...]) -> dict[str, Any] | None:
-    """The shipped params, resolved, with another value at a path; None if none of those tried is allowed."""
+    """The shipped params, resolved, with another value at a path; None if none of those tried is
+    allowed."""
     value: Any = TREE
     for name in path:
         value = value[name]

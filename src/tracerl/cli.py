@@ -514,7 +514,9 @@ def generate(
         Path,
         typer.Option(
             metavar="FILE",
-            help="A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids.",
+            help=(
+                "A .txt file (one prompt a line), or .jsonl or .parquet with prompt or prompt_ids."
+            ),
         ),
     ],
     out: Annotated[
@@ -745,7 +747,9 @@ def add(
         typer.Option(
             "--from",
             metavar="PATH",
-            help="Its file or directory; `hub` fetches it, `package` takes it from an installed one.",
+            help=(
+                "Its file or directory; `hub` fetches it, `package` takes it from an installed one."
+            ),
         ),
     ],
     root: Root = Path("."),

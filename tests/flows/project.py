@@ -78,7 +78,8 @@ def main():
         show(done, settings.iterations, f"reward {value / 10007:.2f}")
     (space.directory / "slow.txt").write_text(f"{value}\\n")
     write_json(space.directory / "metrics.json", {"value": value})
-    space.publish({"slow.txt": paths.DATA / "slow.txt", "metrics.json": paths.REPORTS / "metrics" / "slow.json"})
+    metrics = paths.REPORTS / "metrics" / "slow.json"
+    space.publish({"slow.txt": paths.DATA / "slow.txt", "metrics.json": metrics})
 
 entry.run(main, "slow")
 """

@@ -232,7 +232,8 @@ def test_the_stage_opens_the_gate_for_sound_data_and_shuts_it_for_others_naming_
     seal(tasks_folder / "data" / "tasks")
     output = fails(tasks_folder, "validate", "tasks")
     assert (
-        "critical: tasks: not true: no test problem is also a train problem, whatever its capitals and "
+        "critical: tasks: not true: no test problem is also a train problem, whatever its "
+        "capitals and "
         "spaces; 1 do not, first mixed/leak" in output
     )
     assert not (target / "tasks.passed").exists()

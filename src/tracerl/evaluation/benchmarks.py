@@ -32,7 +32,10 @@ from tracerl.types import Task
 _MAX_UNPACKED = 1 << 29
 
 BOXED = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-PROGRAM = "{problem}\nWrite a Python program that reads from standard input and writes to standard output. Put it in one ```python block."
+PROGRAM = (
+    "{problem}\nWrite a Python program that reads from standard input and writes to "
+    "standard output. Put it in one ```python block."
+)
 FUNCTION = "{problem}\nPut the whole Python solution in one ```python block."
 PLAIN = "{problem}"
 
@@ -700,11 +703,13 @@ def _countdown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUDOKU = (
-    "Fill the blanks (0) of this 4x4 sudoku, written row by row: {problem}\nEvery row, column and 2x2 box holds 1 to 4 once. "
+    "Fill the blanks (0) of this 4x4 sudoku, written row by row: {problem}\nEvery row, column and "
+    "2x2 box holds 1 to 4 once. "
     "Give the 16 digits of the whole grid between <answer> and </answer>."
 )
 COUNTDOWN = (
-    "Use each of these numbers exactly once, with + - * / and brackets, to make the number after the equals sign: {problem}\n"
+    "Use each of these numbers exactly once, with + - * / and brackets, to make the number after "
+    "the equals sign: {problem}\n"
     "Give the expression between <answer> and </answer>."
 )
 

@@ -68,19 +68,20 @@ _LLADA_KEYS = {
     "mask_id": "mask_token_id",
 }
 
+_LLADA_BLOCK = "model.transformer.blocks.{i}"
 _LLADA_NAMES = {
     "model.embed_tokens.weight": "model.transformer.wte.weight",
     "model.norm.weight": "model.transformer.ln_f.weight",
     "lm_head.weight": "model.transformer.ff_out.weight",
-    "model.layers.{i}.input_layernorm.weight": "model.transformer.blocks.{i}.attn_norm.weight",
-    "model.layers.{i}.post_attention_layernorm.weight": "model.transformer.blocks.{i}.ff_norm.weight",
-    "model.layers.{i}.self_attn.q_proj.weight": "model.transformer.blocks.{i}.q_proj.weight",
-    "model.layers.{i}.self_attn.k_proj.weight": "model.transformer.blocks.{i}.k_proj.weight",
-    "model.layers.{i}.self_attn.v_proj.weight": "model.transformer.blocks.{i}.v_proj.weight",
-    "model.layers.{i}.self_attn.o_proj.weight": "model.transformer.blocks.{i}.attn_out.weight",
-    "model.layers.{i}.mlp.gate_proj.weight": "model.transformer.blocks.{i}.ff_proj.weight",
-    "model.layers.{i}.mlp.up_proj.weight": "model.transformer.blocks.{i}.up_proj.weight",
-    "model.layers.{i}.mlp.down_proj.weight": "model.transformer.blocks.{i}.ff_out.weight",
+    "model.layers.{i}.input_layernorm.weight": f"{_LLADA_BLOCK}.attn_norm.weight",
+    "model.layers.{i}.post_attention_layernorm.weight": f"{_LLADA_BLOCK}.ff_norm.weight",
+    "model.layers.{i}.self_attn.q_proj.weight": f"{_LLADA_BLOCK}.q_proj.weight",
+    "model.layers.{i}.self_attn.k_proj.weight": f"{_LLADA_BLOCK}.k_proj.weight",
+    "model.layers.{i}.self_attn.v_proj.weight": f"{_LLADA_BLOCK}.v_proj.weight",
+    "model.layers.{i}.self_attn.o_proj.weight": f"{_LLADA_BLOCK}.attn_out.weight",
+    "model.layers.{i}.mlp.gate_proj.weight": f"{_LLADA_BLOCK}.ff_proj.weight",
+    "model.layers.{i}.mlp.up_proj.weight": f"{_LLADA_BLOCK}.up_proj.weight",
+    "model.layers.{i}.mlp.down_proj.weight": f"{_LLADA_BLOCK}.ff_out.weight",
 }
 
 FAMILIES: dict[str, Family] = {

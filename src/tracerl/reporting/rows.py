@@ -152,9 +152,9 @@ def _comparisons(params: Params) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What made the report. code_hash: of the lists of all stages' code. software: (name, version or
-    setting) of what computed it, which the promise of equal bits names. data: (folder, SHA-256 of its manifest). checkpoints: (name, policy
-    hash). params: the whole file."""
+    """What made the report. code_hash: of the lists of all stages' code. software: (name, version
+    or setting) of what computed it, which the promise of equal bits names. data: (folder, SHA-256
+    of its manifest). checkpoints: (name, policy hash). params: the whole file."""
 
     code_hash: str
     software: list[tuple[str, str]]
@@ -177,7 +177,8 @@ def provenance(
     ]
     hashes = answer(
         connection,
-        "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash IS NOT NULL",
+        "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash "
+        "IS NOT NULL",
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
     lists = sorted((root / "data" / "code").glob("*.txt"))

@@ -1,11 +1,11 @@
 """What must be true of a data set before the next stage reads it: DuckDB computes, Great
 Expectations judges.
 
-`collect_evidence` reduces a data set to three small frames: its columns, one row with the number of rows that
-break each rule, and one row of figures per group (task set, round or evaluation). `check_expectations`
-holds these to a suite in code. Rules and bounds are errors and stop the pipeline; drift against the
-accepted run (reports/baseline.json) is a warning. Great Expectations never sees a token, because it
-has no notion of lists.
+`collect_evidence` reduces a data set to three small frames: its columns, one row with the number of
+rows that break each rule, and one row of figures per group (task set, round or evaluation).
+`check_expectations` holds these to a suite in code. Rules and bounds are errors and stop the
+pipeline; drift against the accepted run (reports/baseline.json) is a warning. Great Expectations
+never sees a token, because it has no notion of lists.
 """
 
 import json

@@ -139,8 +139,8 @@ def _checked_params(run: RunFiles) -> dict[str, Any] | None:
 
 
 def _files_changed(run: RunFiles, entry: dict[str, Any], checked: dict[str, Any] | None) -> bool:
-    """Whether the params file or the code list of a stage is not the one it ran with, or params.yaml
-    says something else than the params file."""
+    """Whether the params file or the code list of a stage is not the one it ran with, or
+    params.yaml says something else than the params file."""
     for dependency in entry.get("deps", []):
         path = dependency["path"]
         if not path.startswith(("data/params/", "data/code/")):

@@ -74,7 +74,10 @@ def test_a_right_program_passes_every_style(pool):
 
 
 def test_there_is_a_verdict_on_every_test_even_if_some_kill_the_program(pool):
-    program = "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    if x == 2: raise ValueError\n    if x == 3: return 0\n    return x"
+    program = (
+        "import os\ndef f(x):\n    if x == 1: os._exit(0)\n    if x == 2: raise "
+        "ValueError\n    if x == 3: return 0\n    return x"
+    )
     calls = CodeTests(
         style="call",
         tests=[{"args": [x], "expected": x} for x in range(5)],
@@ -170,7 +173,10 @@ def is_ours(entry):
 
 
 def test_a_sandbox_ends_with_everything_in_it(pool):
-    program = "import os, time\ndef f(x):\n    for _ in range(3):\n        if os.fork() == 0:\n            os.setsid()\n            time.sleep(1000)\n    return os.getuid()"
+    program = (
+        "import os, time\ndef f(x):\n    for _ in range(3):\n        if os.fork() == 0:\n   "
+        "         os.setsid()\n            time.sleep(1000)\n    return os.getuid()"
+    )
     with pool.sandbox({"role": "solution", "program": program}) as one:
         one.receive(30)
         one.send({"call": "f", "args": [0]}, 30)

@@ -88,7 +88,8 @@ def by_request(describing, other):
     ("described", "reply"),
     [
         (
-            '{"f": {"handle": 0}, "check": {"handle": 0}, "loop": {"handle": 0}, "compare": {"handle": 0}}',
+            '{"f": {"handle": 0}, "check": {"handle": 0}, "loop": {"handle": 0}, "compare": '
+            '{"handle": 0}}',
             '{"value": null}',
         ),
         ('{"f": {"handle": 0}, "all": {"handle": 0}}', '{"value": true}'),

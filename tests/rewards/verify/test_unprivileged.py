@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (modules as text)
 """Laws of the sandbox for an ordinary user: it holds as it does for root, and where the system
 forbids it nothing runs.
 

@@ -271,7 +271,8 @@ def test_a_function_with_a_result_does_not_change_what_it_is_compared_with(pool)
         "assert f(str.upper, ['a']) == ['A']",
         "assert f(lambda x: f(lambda y: x * y, [5]), [1, 2]) == [[5], [10]]",
         "calls = []\nf(calls.append, [1, 2])\nassert calls == [1, 2]",
-        "def bad(x): raise KeyError(x)\ntry: f(bad, [4])\nexcept KeyError as e: assert e.args == (4,)\n"
+        "def bad(x): raise KeyError(x)\ntry: f(bad, [4])\nexcept KeyError as e: assert e.args == "
+        "(4,)\n"
         "else: assert False",
         "assert g(3)(4) == 7",
         "h = lambda x: x\nassert g(h) is h",

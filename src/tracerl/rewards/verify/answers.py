@@ -2,8 +2,8 @@
 
 Answers are read into small trees (`reading.py`), which are compared part by part. Plain numbers are
 compared here, exactly; what needs algebra is asked of `algebra.py`, or ends the comparison where
-there is none (`decide_quickly`). So the quick verdict and the full one come from the same rules, and
-differ only in what they can decide.
+there is none (`decide_quickly`). So the quick verdict and the full one come from the same rules,
+and differ only in what they can decide.
 
 A verdict is symmetric, with one exception: an equation whose left side is no name (`m + n = 204`)
 equals its value only where the value is the known answer. A known equation is a statement of its

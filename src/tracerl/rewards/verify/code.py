@@ -139,7 +139,7 @@ def run_tests(pool: SandboxPool, program: str, tests: CodeTests) -> list[str]:
 def _asserts(
     pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any], use: Use
 ) -> list[str]:
-    """Verdicts up to and including the first test in which the solution dies or runs out of time."""
+    """Verdicts up to and including the first test in which the solution dies or takes too long."""
     wall = pool.limits.wall_seconds
     job = {"role": "solution", "program": program}
     with pool.sandbox(job, tests.cpu_seconds, use) as solution:
@@ -185,7 +185,7 @@ def _examine(solution: Sandbox, examiner: Examiner, wall: float) -> list[str]:
 def _calls(
     pool: SandboxPool, program: str, tests: CodeTests, remaining: list[Any], use: Use
 ) -> list[str]:
-    """Verdicts up to and including the first call in which the solution dies or runs out of time."""
+    """Verdicts up to and including the first call in which the solution dies or takes too long."""
     verdicts: list[str] = []
     wall = pool.limits.wall_seconds
     job = {"role": "solution", "program": program}

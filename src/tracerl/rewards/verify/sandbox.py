@@ -606,7 +606,10 @@ def check_backend(backend: str) -> str:
     if backend == "unconfined":
         return "unconfined (no isolation)"
     program = shutil.which("bwrap")
-    do = "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, or set verification.sandbox to 'unconfined'"
+    do = (
+        "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, "
+        "or set verification.sandbox to 'unconfined'"
+    )
     if program is None:
         raise SandboxError(
             "model code cannot be run: there is no sandbox",

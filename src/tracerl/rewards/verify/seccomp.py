@@ -2,10 +2,10 @@
 
 The filter is classic BPF (Linux, Documentation/userspace-api/seccomp_filter.rst): 8 bytes an
 instruction, run on every call. It denies what escapes from the sandbox's limits or reaches deep
-into the kernel: namespaces, mounts, tracing, System V and POSIX message queues and shared memory that no
-limit counts, keys, BPF, io_uring, modules, clocks, and sockets that are neither of the machine
-itself nor of the internet protocols (the sandbox has no network anyway). All else is allowed: a
-program is a process like any other, in a file system of its own.
+into the kernel: namespaces, mounts, tracing, System V and POSIX message queues and shared memory
+that no limit counts, keys, BPF, io_uring, modules, clocks, and sockets that are neither of the
+machine itself nor of the internet protocols (the sandbox has no network anyway). All else is
+allowed: a program is a process like any other, in a file system of its own.
 """
 
 import errno
