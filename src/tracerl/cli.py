@@ -508,7 +508,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Random seed; equal seeds give eq
 
 
 @app.command()
-def generate(
+def generate(  # noqa: PLR0913 (an argument for each option)
     model: ModelDir,
     prompts: Annotated[
         Path,
@@ -614,7 +614,7 @@ def chat(
 
 
 @app.command()
-def judge(
+def judge(  # noqa: PLR0913 (an argument for each option)
     name: Annotated[str, typer.Argument(metavar="NAME", help="A judge of verification.judges.")],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="A problem.")],
     response: Annotated[str, typer.Option(metavar="TEXT", help="What was written to solve it.")],
