@@ -227,10 +227,10 @@ def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepar
 
 
 def test_two_launchers_of_two_machines_make_one_run(prepared, tmp_path, monkeypatch):
-    """ssh is played by a script that runs the command here."""
+    """A script stands for `ssh -tt -- HOST COMMAND` and runs the command here."""
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    (bin_ / "ssh").write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/asked\nexec sh -c "$3"\n')
+    (bin_ / "ssh").write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/asked\nexec sh -c "$4"\n')
     (bin_ / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
     with socket.socket() as probe:

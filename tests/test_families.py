@@ -35,8 +35,8 @@ def family_params(family: str, lora: dict[str, Any] | None) -> dict[str, Any]:
     params["evaluation"].update(num_problems=4)
     params["evaluate"]["rl-short"]["tasks"] = ["sums-short"]
     if FAMILIES[family].attention == "full":
-        for round_ in (params["sft"]["short"], params["rl"]["short"]):
-            round_["shrink"] = 2
+        params["sft"]["short"]["objective"]["shrink"] = 2
+        params["rl"]["short"]["shrink"] = 2
     return params
 
 

@@ -114,7 +114,9 @@ class RunningStage:
         with NamedTemporaryFile(delete=False) as output:
             self._output = Path(output.name)
         self._process = _FORKS.Process(
-            target=_run, args=(folder, stage, arguments, self._output), daemon=True
+            target=_run,
+            args=(folder, stage, arguments, self._output, environment()),
+            daemon=True,
         )
         self._process.start()
 
@@ -137,10 +139,16 @@ class RunningStage:
         return output
 
 
-def _run(folder: Path, stage: str, arguments: tuple[str, ...], output: Path) -> None:
-    """In the forked process."""
+def _run(
+    folder: Path,
+    stage: str,
+    arguments: tuple[str, ...],
+    output: Path,
+    variables: dict[str, str],
+) -> None:
+    """In the forked process, whose own environment is the one that its server began with."""
     os.chdir(folder)
-    os.environ.update(environment())
+    os.environ.update(variables)
     sys.path.insert(0, str(ROOT))
     descriptor = os.open(output, os.O_WRONLY)
     os.dup2(descriptor, 1)

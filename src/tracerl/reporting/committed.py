@@ -59,7 +59,7 @@ def _outputs(text: str) -> dict[str, str]:
     Without those of the stages `code` and `params`, which differ whenever a file was edited.
     """
     try:
-        data: Any = YAML(typ="safe", pure=True).load(text)
+        data: Any = YAML(typ="safe").load(text)
     except YAMLError:
         return {}
     stages: Mapping[str, Any] = {}
