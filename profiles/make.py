@@ -9,21 +9,36 @@ task sets with `tracerl data add NAME`, and then:
 
     cp profiles/sdar-4b.yaml params.yaml && tracerl doctor --params params.yaml && dvc repro
 
+Before the checkpoint is there, its shape is enough for a rehearsal:
+
+    tracerl doctor --params profiles/sdar-4b.yaml --config profiles/configs/SDAR-4B-Chat.json \
+        --rehearse
+
 Example: python -m profiles.make
 """
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from profiles.shapes import CONFIGS
+
 HERE = Path(__file__).resolve().parent
 Tree = dict[str, Any]
 
-MATH = {"train": "math-train", "test": ["math500", "gsm8k"]}
+# test: of held-out curves and, without `evaluated`, of evaluations.
+MATH = {
+    "train": "math-train",
+    "test": ["math500", "gsm8k"],
+    "evaluated": ["math500", "gsm8k", "aime24"],
+}
+MATH_WITHOUT_AIME = {"train": "math-train", "test": ["math500", "gsm8k"]}
 CODE = {"train": "deepcoder", "test": ["livecodebench-v2", "humaneval"]}
+SAMPLES = {"aime24": 20}  # responses per problem; of all other sets 3
 ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 # As `tracerl data add NAME` writes them, the papers' instructions in the prompts; the chat form
@@ -32,6 +47,8 @@ TASK_FILES = {
     "math-train": {"num_train": 8000, "num_test": 0},
     "math500": {"num_train": 0, "num_test": 500},
     "gsm8k": {"num_train": 0, "num_test": 1319},
+    "aime24": {"num_train": 0, "num_test": 30},
+    "openthoughts": {"num_train": 100_000, "num_test": 0},
     "deepcoder": {"num_train": 6000, "num_test": 0},
     "livecodebench-v2": {"num_train": 0, "num_test": 511},
     "humaneval": {"num_train": 0, "num_test": 164},
@@ -39,9 +56,10 @@ TASK_FILES = {
 
 STATIC = {"kind": "static"}
 DYNAMIC = {"kind": "dynamic", "threshold": 0.9}
-# Block models: static sampling is greedy, dynamic sampling draws from the model.
+# Block models: static sampling is greedy, so that one response says it all; dynamic sampling draws
+# from the model.
 BLOCK_MODES = {
-    "static": {"order": STATIC, "temperature": 1.0, "top_k": 1},
+    "static": {"order": STATIC, "temperature": 1.0, "top_k": 1, "num_samples": 1},
     "dynamic": {"order": DYNAMIC, "temperature": 1.0, "top_k": 0},
 }
 # Full attention: one block size for each mode, a low temperature and a higher threshold.
@@ -202,6 +220,20 @@ TRACE_ROUND = {
     "optimizer": {"lr": 1e-6},
 }
 
+# Supervised fine-tuning on worked solutions that are long chains of thought: semi-autoregressive,
+# which for block attention is a noise level per block. The length is that of responses.
+THINKING_ROUND = {
+    "init": "base",
+    "data": "tasks",
+    "tasks": {"openthoughts": 1},
+    "objective": {"kind": "semi_ar", "noise": [0.1, 0.9], "weighting": "uniform"},
+    "num_steps": 2000,
+    "max_length": 31024,
+    "micro_batch_tokens": 65536,
+    "optimizer": {"lr": 1e-5},
+}
+THINKING_SAMPLER = {"max_new_tokens": 30000, "max_rows": 64, "opening": "<think>\n"}
+
 
 def block(
     path: str,
@@ -236,9 +268,28 @@ def block(
     )
 
 
+def long_cot(path: str) -> Tree:
+    """The recipe of TraDo-8B-Thinking: supervised fine-tuning on long chains of thought between
+    think tags, then TraceRL with responses that are made to begin with the opening tag."""
+    return profile(
+        path,
+        {**MATH, "more": ["openthoughts"]},
+        sampler={**BLOCK_SAMPLER, **THINKING_SAMPLER},
+        traces={"block_size": 4, "pick": 2, "step_tokens": 2},
+        rl=BLOCK_RL,
+        rounds={"sft": {"thinking": THINKING_ROUND}, "rl": {"math": {"init": "sft@thinking"}}},
+        modes={"dynamic": BLOCK_MODES["dynamic"]},
+    )
+
+
 def alternating(path: str) -> Tree:
     """The recipe of TraDo: math and code in turn, an iteration each, with a value model."""
-    tasks = {"train": "math-train", "test": [*MATH["test"], *CODE["test"]], "more": ["deepcoder"]}
+    tasks = {
+        "train": "math-train",
+        "more": ["deepcoder"],
+        "test": [*MATH["test"], *CODE["test"]],
+        "evaluated": [*MATH["evaluated"], *CODE["test"]],
+    }
     rounds = {
         "alternate": {
             "init": "base",
@@ -293,7 +344,7 @@ def mask_aware(path: str) -> Tree:
     tokens."""
     return profile(
         path,
-        MATH,
+        MATH_WITHOUT_AIME,
         sampler=MASK_AWARE_SAMPLER,
         traces={"block_size": 32, "pick": 2, "step_tokens": 2},
         rl=MASK_AWARE_RL,
@@ -321,7 +372,8 @@ def profile(
     """
     params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
     defaults = params["defaults"]
-    names = [tasks["train"], *tasks.get("more", []), *tasks["test"]]
+    evaluated = tasks.get("evaluated", tasks["test"])
+    names = [tasks["train"], *tasks.get("more", []), *evaluated]
     share = {tasks["train"]: 1}
     block_sizes = {sampler["block_size"]: 1}
     held_out = {"tasks": list(tasks["test"]), "num_problems": 100}
@@ -344,19 +396,22 @@ def profile(
     params["base"]["train"].update(tasks=share, block_sizes=block_sizes)
     params["traces"].update(
         traces,
-        preferred={tasks["train"]: 2000} if rounds["sft"] else {},
+        preferred={tasks["train"]: 2000} if "trace" in rounds["sft"] else {},
         rollouts={},
         batch_size=32,
     )
     del params["traces"]["sampler"]
-    params["sft"] = {name: {**changes, "tasks": share} for name, changes in rounds["sft"].items()}
+    params["sft"] = {name: {"tasks": share, **changes} for name, changes in rounds["sft"].items()}
     params["rl"] = {
         name: {"tasks": share, **changes, "optimizer": {"lr": rl["optimizer"]["lr"]}}
         for name, changes in rounds["rl"].items()
     }
     params["evaluation"].update(num_problems=1319, num_samples=3, batch_size=64, modes=modes)
+    samples = {name: SAMPLES[name] for name in evaluated if name in SAMPLES}
+    if samples:
+        params["evaluation"]["samples"] = samples
     params["evaluate"] = {
-        checkpoint.replace("@", "-"): {"checkpoint": checkpoint, "tasks": list(tasks["test"])}
+        checkpoint.replace("@", "-"): {"checkpoint": checkpoint, "tasks": list(evaluated)}
         for checkpoint in (
             "base",
             *(f"sft@{name}" for name in rounds["sft"]),
@@ -378,9 +433,10 @@ PROFILES: dict[str, Tree] = {
     "trado-8b": block("TraDo-8B-Instruct"),
     "trado-8b-thinking": block(
         "TraDo-8B-Thinking",
-        sampler={"max_new_tokens": 30000, "max_rows": 64, "opening": "<think>\n"},
+        sampler=THINKING_SAMPLER,
         modes={"dynamic": BLOCK_MODES["dynamic"]},
     ),
+    "trado-8b-long-cot": long_cot("TraDo-8B-Instruct"),
     "llada-8b": mask_aware("LLaDA-8B-Instruct"),
     "llada-1.5": full("LLaDA-1.5"),
     "mmada-8b": full("MMaDA-8B-MixCoT"),
@@ -400,6 +456,11 @@ def text_of(name: str) -> str:
     return head + yaml.dump(plain, Dumper=_NoAnchors, sort_keys=False, width=130)
 
 
+def config_text_of(checkpoint: str) -> str:
+    """The config.json of a checkpoint."""
+    return json.dumps(CONFIGS[checkpoint], indent=2) + "\n"
+
+
 class _NoAnchors(yaml.SafeDumper):
     """Each section is written out, so that it can be changed alone."""
 
@@ -410,6 +471,9 @@ class _NoAnchors(yaml.SafeDumper):
 def main() -> None:
     for name in PROFILES:
         (HERE / f"{name}.yaml").write_text(text_of(name))
+    (HERE / "configs").mkdir(exist_ok=True)
+    for name in CONFIGS:
+        (HERE / "configs" / f"{name}.json").write_text(config_text_of(name))
 
 
 if __name__ == "__main__":

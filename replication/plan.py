@@ -310,8 +310,9 @@ def estimated_seconds(table: Tree, one: World) -> float:
         responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
     for evaluation in params.evaluate.values():
         common = params.evaluation
-        samples = sum(mode.samples(common.num_samples) for mode in common.modes.values())
-        responses += common.num_problems * len(evaluation.tasks) * samples
+        for task_set in evaluation.tasks:
+            samples = sum(common.samples_of(task_set, mode) for mode in common.modes)
+            responses += common.num_problems * samples
     return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
 
 

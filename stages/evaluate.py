@@ -21,9 +21,8 @@ from tracerl.models.baselines import load_policy
 from tracerl.models.checkpoint import policy_hash
 from tracerl.rewards.verify.verifier import provenance
 from tracerl.rollouts.responses import fitting_tasks
-from tracerl.settings.evaluation import Evaluation
+from tracerl.settings.evaluation import Evaluation, EvaluationDefaults, samplers_of
 from tracerl.settings.params import Params
-from tracerl.settings.sampling import Sampler
 from tracerl.store.parquet import seal
 from tracerl.types import Task
 
@@ -48,10 +47,7 @@ def main(name: str) -> None:
         "accuracy": accuracies(rows),
         "rows": [{"checkpoint": settings.checkpoint, **row} for row in rows],
         "settings": {
-            "modes": {
-                mode: {**sampler.model_dump(), "num_samples": plan.num_samples[mode]}
-                for mode, sampler in plan.modes.items()
-            },
+            "modes": mode_settings(params.evaluation, plan),
             "seed": params.seed,
             "threads": params.threads,
             "vectors": params.compute.vectors,
@@ -83,11 +79,12 @@ def make_plan(
     for task_set in tasks:
         test = held_out_tasks(tasks[task_set], f"{stage}: {task_set}")
         problems[task_set] = test[: params.evaluation.num_problems]
-    modes: dict[str, Sampler] = {}
-    num_samples: dict[str, int] = {}
-    for name, mode in params.evaluation.modes.items():
-        modes[name] = mode.apply(settings.sampler)
-        num_samples[name] = mode.samples(params.evaluation.num_samples)
+    modes = samplers_of(params.evaluation.modes, settings.sampler, "evaluation.modes")
+    num_samples = {}
+    for task_set in problems:
+        num_samples[task_set] = {
+            mode: params.evaluation.samples_of(task_set, mode) for mode in modes
+        }
     return EvaluationPlan(
         stage=stage,
         problems=problems,
@@ -99,6 +96,19 @@ def make_plan(
         truncated_is_wrong=params.truncated_is_wrong,
         num_resamples=params.evaluation.bootstrap,
     )
+
+
+def mode_settings(evaluation: EvaluationDefaults, plan: EvaluationPlan) -> dict[str, Any]:
+    """Name of a mode -> its sampler's settings and `num_samples`, responses per problem; where task
+    sets have numbers of their own also `samples`, the number of each set."""
+    settings = {}
+    for mode, sampler in plan.modes.items():
+        num_samples = evaluation.modes[mode].samples(evaluation.num_samples)
+        settings[mode] = {**sampler.model_dump(), "num_samples": num_samples}
+        if evaluation.samples:
+            of_sets = {task_set: plan.num_samples[task_set][mode] for task_set in plan.problems}
+            settings[mode]["samples"] = of_sets
+    return settings
 
 
 def accuracies(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

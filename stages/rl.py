@@ -16,20 +16,15 @@ from stages.runtime.scratch import open_workspace
 from stages.runtime.splits import held_out_tasks, training_tasks
 from tracerl import distributed
 from tracerl.disk import write_json
-from tracerl.models.checkpoint import load_for_training, policy_hash, save_checkpoint
-from tracerl.models.policy import Policy, fit_order_module
-from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.value import ValueModel, load_value_model, save_value_model
+from tracerl.models.checkpoint import policy_hash, save_checkpoint
+from tracerl.models.value import save_value_model
 from tracerl.rollouts.responses import fitting_tasks, opening_ids
-from tracerl.sampling.orders import needs_module
-from tracerl.seeds import generator_for
-from tracerl.settings.params import Params
 from tracerl.settings.rounds import RlRound
 from tracerl.store.parquet import seal
 from tracerl.training.collect import Judging
 from tracerl.training.policy_update import longest_rl_row
 from tracerl.training.process_rewards import ProcessRewarder
-from tracerl.training.rl import ROLLOUTS, Models, TaskPools, held_out_declines, train_rl
+from tracerl.training.rl import ROLLOUTS, TaskPools, held_out_declines, load_models, train_rl
 from tracerl.training.run_context import RunContext
 
 
@@ -48,8 +43,9 @@ def main(name: str) -> None:
         dict.fromkeys(t for one in settings.phase_rounds for t in one.tasks),
     )
     files = paths.task_files(dict.fromkeys([*drawn, *asked]))
-    space = open_workspace(stage, [paths.CHECKPOINTS / settings.init, *files.values()])
-    models = load_models(params, settings, stage)
+    start = paths.CHECKPOINTS / settings.init
+    space = open_workspace(stage, [start, *files.values()])
+    models = load_models(start, params.compute, settings, params.seed, stage)
     value_model = models.value_model
     measure(
         stage,
@@ -111,30 +107,6 @@ def main(name: str) -> None:
     write_measured(stage)
     for mode, words in held_out_declines(curves["held_out"]).items():
         warn(stage, f"under remasking '{mode}' {words}")
-
-
-def load_models(params: Params, settings: RlRound, stage: str) -> Models:
-    """What a round trains, the policy that its KL is taken to, its value model, the tokenizer."""
-    start = paths.CHECKPOINTS / settings.init
-
-    def initial() -> tuple[Policy, Tokenizer]:
-        model, tokenizer = load_for_training(
-            start, params.compute, settings.lora, generator_for(params.seed, stage, "lora")
-        )
-        if any(needs_module(one.sampler.order) for one in settings.phase_rounds):
-            fit_order_module(model, generator_for(params.seed, stage, "order"))
-        return model, tokenizer
-
-    model, tokenizer = initial()
-    reference = initial()[0] if settings.kl_to != "iteration" else None
-    value_model = None
-    if settings.value is not None:
-        value_model = (
-            load_value_model(model, start)
-            if settings.value.start == "parent"
-            else ValueModel(model)
-        )
-    return Models(policy=model, tokenizer=tokenizer, reference=reference, value_model=value_model)
 
 
 def figures(

@@ -343,6 +343,30 @@ def test_sampler_settings_that_fit_are_accepted(changes):
     assert {name: tree[name] for name in changes} == changes
 
 
+def test_an_evaluation_samples_each_set_as_often_as_the_mode_the_set_or_the_section_says():
+    data = copy.deepcopy(DATA)
+    section = {**data["evaluation"], "num_samples": 3, "samples": {"sums-long": 20}}
+    static = {"order": order_of("static"), "top_k": 1, "num_samples": 1}
+    data["evaluation"] = {**section, "modes": {"static": static, "dynamic": {}}}
+    evaluation = parse_params(data, "").evaluation
+    counts = {}
+    for task_set in ("sums-short", "sums-long"):
+        for mode in ("static", "dynamic"):
+            counts[task_set, mode] = evaluation.samples_of(task_set, mode)
+    assert list(counts.values()) == [1, 3, 1, 20]
+    assert evaluation.model_dump()["samples"] == {"sums-long": 20}
+
+
+def test_samples_of_no_set_leave_no_trace_in_what_a_stage_reads():
+    assert "samples" not in parse_params(DATA, "").evaluation.model_dump()
+
+
+def test_samples_of_a_set_that_is_not_evaluated_are_refused():
+    data = changed("evaluation.samples", {"aime24": 20})
+    with pytest.raises(ParamsError, match=r"evaluation.samples(?s:.*)no evaluation(?s:.*)aime24"):
+        parse_params(data, "")
+
+
 def test_rl_on_filtered_samples_is_allowed_where_it_is_asked_for():
     data = changed("rl.short.allow_filtered", True)
     data["rl"]["short"]["sampler"] = {**data["rl"]["short"]["sampler"], "top_k": 5}

@@ -36,7 +36,7 @@ PLAN = EvaluationPlan(
         "static": SETTINGS,
         "dynamic": tiny_sampler("dynamic", max_new_tokens=4),
     },
-    num_samples={"static": 2, "dynamic": 2},
+    num_samples={task_set: {"static": 2, "dynamic": 2} for task_set in ("a", "b")},
     batch_size=2,
     policy_hash="0" * 16,
     seed=1,
@@ -71,6 +71,15 @@ def test_each_problem_is_sampled_in_each_mode_and_every_response_is_saved(tmp_pa
         "evaluate@x/static/00000/b/2/1",
     ]
     assert {row["remasking"] for row in stored} == {"static"}
+
+
+def test_task_sets_and_modes_have_numbers_of_responses_of_their_own(tmp_path):
+    counts = {"a": {"static": 1, "dynamic": 3}, "b": {"static": 1, "dynamic": 5}}
+    plan = replace(PLAN, num_samples=counts)
+    assert plan.num_responses == 3 * (1 + 3 + 1 + 5)
+    rows = evaluate(MODEL, TOKENIZER, plan, tmp_path, lambda *told: None)
+    assert [row["num_responses"] for row in rows] == [3, 9, 3, 15]
+    assert [row.get("pass_at_4") is None for row in rows] == [True, True, True, False]
 
 
 def test_a_killed_evaluation_goes_on_after_its_last_batch_and_ends_the_same(tmp_path):

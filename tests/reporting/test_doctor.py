@@ -240,3 +240,13 @@ def test_every_stage_is_predicted_to_pass_something():
     for need in by_stage(parse_params(tiny_params(), "")).values():
         assert need.forwards > 0
         assert need.flops > 1e6
+
+
+def test_an_evaluation_of_one_set_twenty_times_counts_twenty_of_its_responses():
+    data = tiny_params()
+    data["evaluate"]["sft-short"]["tasks"] = ["sums-short", "sums-long"]
+    data["evaluation"].update(num_problems=1, num_samples=1)
+    once = by_stage(parse_params(data, ""))["evaluate@sft-short"]
+    data["evaluation"]["samples"] = {"sums-long": 20}
+    found = by_stage(parse_params(data, ""))["evaluate@sft-short"]
+    assert found.flops == pytest.approx(once.flops * 21 / 2)

@@ -25,7 +25,7 @@ class EvaluationPlan:
     """What is sampled, and how.
 
     Example: problems {"sums": 200 tasks}, modes {"static": ..., "dynamic": ...}, num_samples
-    {"static": 3, "dynamic": 3} are 1,200 responses.
+    {"sums": {"static": 1, "dynamic": 3}} are 800 responses.
     """
 
     stage: str
@@ -37,8 +37,8 @@ class EvaluationPlan:
     modes: Mapping[str, Sampler]
     """Name of a mode -> settings of the sampler. Every problem is sampled in every mode."""
 
-    num_samples: Mapping[str, int]
-    """Name of a mode -> responses per problem."""
+    num_samples: Mapping[str, Mapping[str, int]]
+    """Task set -> name of a mode -> responses per problem."""
 
     batch_size: int
     """Problems whose responses are sampled, judged and saved together."""
@@ -63,8 +63,10 @@ class EvaluationPlan:
     @property
     def num_responses(self) -> int:
         """Responses in all."""
-        num_problems = sum(len(tasks) for tasks in self.problems.values())
-        return sum(self.num_samples.values()) * num_problems
+        total = 0
+        for task_set, tasks in self.problems.items():
+            total += len(tasks) * sum(self.num_samples[task_set].values())
+        return total
 
 
 def evaluate(
@@ -97,7 +99,7 @@ def evaluate(
                 path = folder / f"{task_set}-{mode}-{start:06d}.parquet"
                 if not path.is_file():
                     batch = tasks[start : start + plan.batch_size]
-                    num_samples = plan.num_samples[mode]
+                    num_samples = plan.num_samples[task_set][mode]
                     rollouts = respond(model, tokenizer, batch, num_samples, sampler, context)
                     write_rollouts(path, rollouts_to_table(rollouts))
                 tables.append(read_rollouts(path))

@@ -212,14 +212,12 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
         works = [rl_work(one, arch) for one in (round_, *round_.phase_rounds)]
         return Work(max(work.forwards for work in works), max(work.flops for work in works))
     if kind == "evaluate":
-        one, common = params.evaluate[name], params.evaluation
-        return evaluation_work(
-            one.sampler,
-            common.modes,
-            len(one.tasks) * common.num_problems,
-            common.num_samples,
-            arch,
-        )
+        evaluation, common = params.evaluate[name], params.evaluation
+        num_responses = {}
+        for mode in common.modes:
+            samples = sum(common.samples_of(task_set, mode) for task_set in evaluation.tasks)
+            num_responses[mode] = common.num_problems * samples
+        return evaluation_work(evaluation.sampler, common.modes, num_responses, arch)
     traces = params.traces
     own = sampling_work(traces.sampler, arch, sum(traces.rollouts.values()) * traces.group_size)
     return own + trace_work(traces, arch)

@@ -66,16 +66,13 @@ def sampling_work(settings: Sampler, arch: Architecture, count: int) -> Work:
 def evaluation_work(
     sampler: Sampler,
     modes: Mapping[str, Mode],
-    num_problems: int,
-    num_samples: int,
+    num_responses: Mapping[str, int],
     arch: Architecture,
 ) -> Work:
-    """Of an evaluation in all its modes. num_samples: responses per problem where a mode does not
-    say otherwise."""
+    """Of an evaluation in all its modes. num_responses: of all problems, by name of a mode."""
     total = Work()
-    for mode in modes.values():
-        count = num_problems * mode.samples(num_samples)
-        total += sampling_work(mode.apply(sampler), arch, count)
+    for name, mode in modes.items():
+        total += sampling_work(mode.apply(sampler), arch, num_responses[name])
     return total
 
 
@@ -109,10 +106,11 @@ def rl_work(settings: RlRound, arch: Architecture) -> Work:
         settings.sampler, arch, settings.max_sampled_groups * settings.group_size
     )
     evaluations = 1 + -(-settings.iterations // held_out.every)
-    problems = held_out.num_problems * len(held_out.tasks or settings.tasks)
-    evaluated = evaluation_work(
-        settings.sampler, held_out.modes, problems, held_out.num_samples, arch
-    )
+    num_problems = held_out.num_problems * len(held_out.tasks or settings.tasks)
+    num_responses = {}
+    for name, mode in held_out.modes.items():
+        num_responses[name] = num_problems * mode.samples(held_out.num_samples)
+    evaluated = evaluation_work(settings.sampler, held_out.modes, num_responses, arch)
     iteration = sampled + _update_work(settings, arch)
     return iteration.times(settings.iterations) + evaluated.times(evaluations)
 

@@ -30,6 +30,11 @@ def explain(error: ValidationError) -> str:
     return "; ".join(problems)
 
 
+def _is_empty(samples: dict[str, int]) -> bool:
+    """Whether the key is left out of what a stage reads: a run without it is the same run."""
+    return not samples
+
+
 class HeldOut(Section):
     """Held-out accuracy during a round: at iteration 0 and every `every` iterations."""
 
@@ -66,12 +71,20 @@ class EvaluationDefaults(Section):
     """Problems per task set."""
     num_samples: int = Positive
     """Responses per problem."""
+    samples: dict[str, Annotated[int, Field(gt=0)]] = Field(default={}, exclude_if=_is_empty)
+    """Task set -> responses per problem, where they are not num_samples. A mode that says its own
+    num_samples has those for every set."""
     batch_size: int = Positive
     """Problems per saved batch."""
     bootstrap: int = Positive
     """Bootstrap resamples of the accuracy's interval."""
     modes: Modes
     """Ways to sample by name: what differs from the evaluation's sampler."""
+
+    def samples_of(self, task_set: str, mode: str) -> int:
+        """Responses per problem of a task set in a mode: the mode's own number, else the task
+        set's, else that of the section."""
+        return self.modes[mode].samples(self.samples.get(task_set, self.num_samples))
 
 
 class Report(Section):

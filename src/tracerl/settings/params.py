@@ -105,6 +105,17 @@ class Params(Section):
         return self
 
     @model_validator(mode="after")
+    def _samples_name_evaluated_sets(self) -> Self:
+        evaluated = {name for evaluation in self.evaluate.values() for name in evaluation.tasks}
+        unknown = sorted(set(self.evaluation.samples) - evaluated)
+        if unknown:
+            raise ValueError(
+                f"evaluation.samples: no evaluation has the task set {', '.join(unknown)}; "
+                f"evaluated are {', '.join(sorted(evaluated))}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _modes_fit(self) -> Self:
         for name, evaluation in self.evaluate.items():
             try:

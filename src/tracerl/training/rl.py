@@ -18,16 +18,20 @@ not scored.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from tracerl.evaluation.metrics import summarise
-from tracerl.models.policy import Policy
+from tracerl.models.checkpoint import load_for_training
+from tracerl.models.policy import Policy, fit_order_module
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.value import ValueModel
+from tracerl.models.value import ValueModel, load_value_model
+from tracerl.sampling.orders import needs_module
 from tracerl.seeds import generator_for
+from tracerl.settings.models import Compute
 from tracerl.settings.rounds import RlRound
 from tracerl.training.collect import Collector, Judging
 from tracerl.training.credit import AdvantageEstimator
@@ -55,6 +59,31 @@ class Models:
     """The initial policy, needed for kl_to "initial" and "synced" (where it is overwritten)."""
     value_model: ValueModel | None = None
     """Trained beside the policy for advantages "gae"."""
+
+
+def load_models(
+    directory: Path, compute: Compute, settings: RlRound, seed: int, stage: str
+) -> Models:
+    """The models of a round that starts from a checkpoint directory, with fresh adapters and a
+    fresh order module where the round needs them and the checkpoint has none."""
+
+    def load_initial_policy() -> tuple[Policy, Tokenizer]:
+        policy, tokenizer = load_for_training(
+            directory, compute, settings.lora, generator_for(seed, stage, "lora")
+        )
+        if any(needs_module(phase.sampler.order) for phase in settings.phase_rounds):
+            fit_order_module(policy, generator_for(seed, stage, "order"))
+        return policy, tokenizer
+
+    policy, tokenizer = load_initial_policy()
+    reference = load_initial_policy()[0] if settings.kl_to != "iteration" else None
+    value_model = None
+    if settings.value is not None:
+        if settings.value.start == "parent":
+            value_model = load_value_model(policy, directory)
+        else:
+            value_model = ValueModel(policy)
+    return Models(policy=policy, tokenizer=tokenizer, reference=reference, value_model=value_model)
 
 
 @dataclass(frozen=True, kw_only=True)
