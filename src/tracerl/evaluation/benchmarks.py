@@ -21,9 +21,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from tracerl.disk import json_object, json_rows, number_lines, parquet_rows
 from tracerl.errors import DataError
+from tracerl.evaluation.equations import (
+    parse_infix,
+    parse_prefix,
+    read_number,
+    write_number,
+    write_steps,
+)
 from tracerl.rewards.verify.guest import encode
 from tracerl.rewards.verify.math import extract_answer
 from tracerl.seeds import key_for
@@ -38,6 +46,7 @@ PROGRAM = (
 )
 FUNCTION = "{problem}\nPut the whole Python solution in one ```python block."
 PLAIN = "{problem}"
+WORDS = "Question: {problem}\nAnswer:\n"
 
 
 class DoesNotFitError(Exception):
@@ -144,8 +153,8 @@ def _no_column(names: Sequence[str], row: Mapping[str, Any]) -> str:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a .jsonl, .json, .csv or .parquet file, gzipped or not, or of all such files of a
-    directory, by name.
+    """Rows of a .jsonl, .json, .csv, .xml or .parquet file, gzipped or not, or of all such files of
+    a directory, by name. Of XML they are the elements `Problem`, attributes and parts.
 
     Raises DataError naming the file and line if one cannot be read.
     """
@@ -153,24 +162,24 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         files = [
             file
             for file in sorted(path.rglob("*"))
-            if re.search(r"\.(jsonl|json|csv|parquet)(\.gz)?$", file.name)
+            if re.search(r"\.(jsonl|json|csv|xml|parquet)(\.gz)?$", file.name)
         ]
         if not files:
             raise DataError(
                 "a directory holds no data file",
                 where=str(path),
-                wanted=".jsonl, .json, .csv or .parquet, gzipped or not",
+                wanted=".jsonl, .json, .csv, .xml or .parquet, gzipped or not",
             )
         for file in files:
             yield from read_rows(file)
         return
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
-    if not path.is_file() or kind not in ("jsonl", "json", "csv", "parquet"):
+    if not path.is_file() or kind not in ("jsonl", "json", "csv", "xml", "parquet"):
         raise DataError(
             "a data file cannot be read",
             where=str(path),
             got="no such file" if not path.is_file() else path.suffix,
-            wanted="an existing .jsonl, .json, .csv or .parquet file or a directory of them",
+            wanted="an existing .jsonl, .json, .csv, .xml or .parquet file or a directory of them",
         )
     if kind == "parquet":
         yield from parquet_rows(path)
@@ -188,6 +197,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
     if kind == "csv":
         yield from csv.DictReader(io.StringIO(text))
+    elif kind == "xml":
+        yield from _xml_rows(path, text)
     elif kind == "jsonl":
         yield from json_rows(
             ((number, line) for number, line in number_lines(text) if line.strip()), str(path)
@@ -199,6 +210,25 @@ def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
             raise DataError("a file cannot be read as JSON", where=str(path), got=error) from error
         for number, row in enumerate(value if isinstance(value, list) else [value], start=1):
             yield json_object(row, f"{path}, row {number}")
+
+
+def _xml_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
+    """Attributes and parts of every element `Problem`. A document type is refused: its entities can
+    make a small file fill the memory."""
+    if "<!DOCTYPE" in text.upper():
+        raise DataError(
+            "an XML file declares a document type",
+            where=str(path),
+            got="<!DOCTYPE",
+            wanted="elements only, as the published file has them",
+        )
+    try:
+        tree = ElementTree.fromstring(text.encode())
+    except ElementTree.ParseError as error:
+        raise DataError("a file cannot be read as XML", where=str(path), got=error) from error
+    for problem in tree.iter("Problem"):
+        parts = {part.tag: part.text or "" for part in problem}
+        yield {**problem.attrib, **parts}
 
 
 def read_pickled_text(data: bytes) -> str:
@@ -312,6 +342,95 @@ def _gsm8k(row: Mapping[str, Any]) -> dict[str, Any]:
         "problem": row["question"],
         "answer": answer,
         "solution": re.sub(r"<<[^<>]*>>", "", row["answer"]),
+    }
+
+
+def _svamp(row: Mapping[str, Any]) -> dict[str, Any]:
+    """SVAMP: a body, a question, an equation in infix notation and its value."""
+    if "prompt" in row:
+        return _worked_problem(row)
+    body = row["Body"].strip()
+    if body and body[-1] not in ".?!,":
+        body += "."
+    answer = read_number(str(row["Answer"]))
+    return {
+        "kind": "math",
+        "id": row.get("ID"),
+        "problem": f"{body} {row['Question'].strip()}",
+        "answer": write_number(answer),
+        "solution": write_steps(parse_infix(str(row["Equation"])), answer),
+    }
+
+
+def _mawps(row: Mapping[str, Any]) -> dict[str, Any]:
+    """MAWPS: as first published (`sQuestion`, `lEquations`, `lSolutions`), or as a row of the
+    training set of SVAMP's repository, whose text and prefix equation name its numbers."""
+    if "prompt" in row:
+        return _worked_problem(row)
+    if "sQuestion" in row:
+        return _first_mawps(row)
+    numbers = str(row["Numbers"]).split()
+
+    def number(match: re.Match[str]) -> str:
+        return write_number(read_number(numbers[int(match[1])]))
+
+    answer = read_number(str(row["Answer"]))
+    equation = re.sub(r"number(\d+)", number, row["Equation"])
+    return {
+        "kind": "math",
+        "problem": re.sub(r"number(\d+)", number, row["Question"]),
+        "answer": write_number(answer),
+        "solution": write_steps(parse_prefix(equation), answer),
+    }
+
+
+def _first_mawps(row: Mapping[str, Any]) -> dict[str, Any]:
+    if len(row["lSolutions"]) != 1:
+        raise DoesNotFitError("not one number as the answer")
+    answer = read_number(str(row["lSolutions"][0]))
+    sides = str(row["lEquations"][0]).lower().replace(" ", "").split("=")
+    solution = ""
+    if len(row["lEquations"]) == 1 and len(sides) == 2 and "x" in sides:
+        (side,) = [side for side in sides if side != "x"]
+        solution = write_steps(parse_infix(side), answer)
+    return {
+        "kind": "math",
+        "problem": row["sQuestion"],
+        "answer": write_number(answer),
+        "solution": solution,
+    }
+
+
+def _asdiv(row: Mapping[str, Any]) -> dict[str, Any]:
+    """ASDiv, as XML or as the hub's rows: an answer with its unit, `9 (apples)`, and a formula that
+    ends in it. A formula that is more than arithmetic gives no worked solution."""
+    if "prompt" in row:
+        return _worked_problem(row)
+    fields = {key.lower(): value for key, value in row.items()}
+    number = re.fullmatch(
+        r"\s*(-?[\d,]+(?:\.\d+)?(?:/\d+)?)\s*(?:\([^()]*\))?\s*", fields["answer"]
+    )
+    if number is None:
+        raise DoesNotFitError("not one number as the answer")
+    answer = read_number(number[1])
+    formula = fields["formula"].rpartition("=")[0]
+    is_arithmetic = re.fullmatch(r"[-+*/().\d\s]+", formula) is not None
+    return {
+        "kind": "math",
+        "id": fields.get("id"),
+        "problem": f"{fields['body'].strip()} {fields['question'].strip()}",
+        "answer": write_number(answer) if "/" not in number[1] else number[1],
+        "solution": write_steps(parse_infix(formula), answer) if is_arithmetic else "",
+    }
+
+
+def _worked_problem(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row that has its worked solution already: `prompt`, `answer` and `solution`."""
+    return {
+        "kind": "math",
+        "problem": row["prompt"],
+        "answer": str(row["answer"]),
+        "solution": str(row.get("solution") or ""),
     }
 
 
@@ -786,6 +905,16 @@ BENCHMARKS = {
             (Hub("openai/gsm8k", "test", "main"),),
         ),
         Benchmark(
+            "svamp",
+            "test",
+            _svamp,
+            WORDS,
+            "github.com/arkilpatel/SVAMP, SVAMP.json",
+            _MIT,
+            None,
+            (Hub("ChilleD/SVAMP", "train+test"),),
+        ),
+        Benchmark(
             "livecodebench-v2",
             "test",
             _lcb_v2,
@@ -855,6 +984,24 @@ BENCHMARKS = {
             _MIT,
             7473,
             (Hub("openai/gsm8k", "train", "main"),),
+        ),
+        Benchmark(
+            "mawps",
+            "train",
+            _mawps,
+            WORDS,
+            "github.com/arkilpatel/SVAMP, data/mawps-asdiv-a_svamp (MAWPS and ASDiv-A), or MAWPS",
+            _MIT,
+        ),
+        Benchmark(
+            "asdiv",
+            "train",
+            _asdiv,
+            WORDS,
+            "github.com/chaochun/nlu-asdiv-dataset, ASDiv.xml",
+            "CC-BY-NC-4.0",
+            None,
+            (Hub("EleutherAI/asdiv", "validation"),),
         ),
         Benchmark(
             "math-train",

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,19 +52,23 @@ class Import:
     contaminated: list[dict[str, str]]
 
 
-def add_data(name: str, source: str, root: Path) -> Import:
+def add_data(name: str, source: str, root: Path, template: str | None = None) -> Import:
     """Imports a published set into `root`/data/raw/<name>.parquet and .json.
 
     source: a file or directory, "hub" to fetch it with `datasets`, or "package" to take it from an
-    installed package.
+    installed package. template: the user's turn in place of the set's own; {problem} is the row's
+    text.
 
-    Raises DataError if the name is unknown, nothing can be read or no row fits.
+    Raises DataError if the name is unknown, nothing can be read, no row fits or the template does
+    not.
     """
     if name not in BENCHMARKS:
         raise DataError(
             "no published set of this name", got=name, wanted=", ".join(sorted(BENCHMARKS))
         )
     benchmark = BENCHMARKS[name]
+    if template is not None:
+        benchmark = replace(benchmark, template=_checked_template(template))
     path = _file_in_package(benchmark) if source == "package" else Path(source)
     rows = list(_hub_rows(benchmark) if source == "hub" else read_rows(path))
     tasks, refused = read_benchmark(benchmark, rows)
@@ -110,6 +114,21 @@ def add_data(name: str, source: str, root: Path) -> Import:
     )
     write_json(raw / f"{name}.json", asdict(report))
     return report
+
+
+def _checked_template(template: str) -> str:
+    """The template. Raises DataError if it does not hold the problem and nothing else."""
+    try:
+        has_problem = "7" in template.format(problem="7") and "{problem}" in template
+    except (KeyError, IndexError, ValueError):
+        has_problem = False
+    if not has_problem:
+        raise DataError(
+            "a template cannot be filled in",
+            got=template,
+            wanted="a text with {problem}, other braces doubled",
+        )
+    return template
 
 
 def import_lines(report: Import) -> list[str]:
