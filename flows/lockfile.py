@@ -1,23 +1,28 @@
-"""dvc.lock survives a kill.
+"""DVC's lock files survive a kill and a full disk.
 
-DVC rewrites the file in place after every stage. A kill meanwhile leaves it empty or cut off: DVC
+DVC rewrites dvc.lock in place after every stage. A kill meanwhile leaves it empty or cut off: DVC
 then refuses to run, or has forgotten what it ran. Whoever runs DVC here keeps a good copy in
-.dvc/tmp and puts it back.
+.dvc/tmp and puts it back. The same holds for .dvc/tmp/rwlock, which names running processes: a
+damaged one is removed.
 """
 
 import contextlib
-import os
+import json
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tracerl.disk import write_text
 from tracerl.errors import DataError
 
 _POLL_SECONDS = 0.5
+_RWLOCK_TRIES = 5
+_RWLOCK_SECONDS = 0.05
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -26,15 +31,18 @@ def safe_lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """While it is open, DVC may be killed in this folder at any moment: damage of earlier runs is
     repaired first, and that of this one at the end.
 
-    Raises DataError if the lock is damaged and there is nothing to repair it with.
+    Raises DataError if the lock is damaged and there is nothing to repair it with, or the disk
+    does not take the repaired one.
     """
     repair(folder, say)
+    repair_rwlock(folder, say)
     keep_copy(folder)
     end = threading.Event()
 
     def watch() -> None:
         while not end.wait(_POLL_SECONDS):
-            keep_copy(folder)
+            with contextlib.suppress(DataError):  # a full disk: the copy before stays
+                keep_copy(folder)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -62,7 +70,7 @@ def repair(folder: Path, say: Callable[[str], None]) -> None:
         before = stages_of(copy.read_text()) or {}
         if stages is None or (_is_cut(before, stages) and text != _committed(folder)):
             now = _entries_before_cut(text)
-            _write(lock, _dump({**before, **now}))
+            write_text(lock, _dump({**before, **now}))
             lost = ", ".join(sorted(set(before) - set(now)))
             say(f"dvc.lock was cut off by a kill; entries put back: {lost}")
         return
@@ -76,8 +84,28 @@ def repair(folder: Path, say: Callable[[str], None]) -> None:
             got=f"{len(text)} characters that are no lock file",
             do="delete it; DVC then takes what its run cache has and runs the rest again",
         )
-    _write(lock, committed)
+    write_text(lock, committed)
     say("dvc.lock was cut off by a kill; the committed one is back, later stages may run again")
+
+
+def repair_rwlock(folder: Path, say: Callable[[str], None]) -> None:
+    """Removes DVC's list of running processes where a kill has cut it off: DVC would end with
+    an error until someone deletes it."""
+    path = folder / ".dvc" / "tmp" / "rwlock"
+    if path.is_file() and read_rwlock(path) is None:
+        path.unlink(missing_ok=True)
+        say(f"{path} was cut off by a kill; it is removed")
+
+
+def read_rwlock(path: Path) -> dict[str, Any] | None:
+    """Which processes hold which files; None if it is damaged. One that is being written is
+    read again: DVC empties it first."""
+    for _ in range(_RWLOCK_TRIES):
+        with contextlib.suppress(OSError, ValueError):
+            locks = json.loads(path.read_text())
+            return locks if isinstance(locks, dict) else None
+        time.sleep(_RWLOCK_SECONDS)
+    return None
 
 
 def keep_copy(folder: Path) -> None:
@@ -95,7 +123,7 @@ def keep_copy(folder: Path) -> None:
         if text == before or set(stages_of(before) or {}) - set(stages):
             return
     copy.parent.mkdir(parents=True, exist_ok=True)
-    _write(copy, text)
+    write_text(copy, text)
 
 
 def stages_of(text: str) -> dict[str, Any] | None:
@@ -171,9 +199,3 @@ def _copy_path(folder: Path) -> Path:
     root = next((each for each in (folder, *folder.parents) if (each / ".dvc").is_dir()), folder)
     name = "-".join(folder.relative_to(root).parts) or "root"
     return root / ".dvc" / "tmp" / f"lock-{name}.good"
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(text)
-    os.replace(aside, path)

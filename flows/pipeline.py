@@ -29,14 +29,13 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from flows import artifacts, process
-from flows.lockfile import safe_lock
 from flows.output import MEANING, Output, run_unlocked
 from flows.workspace import (
     Stage,
-    flow_lock,
     override_params,
     read_plan,
     restore_params,
+    single_run,
     wait_for_plain_dvc,
     write_overrides,
 )
@@ -72,8 +71,7 @@ def pipeline(
     root, logger = Path.cwd(), get_run_logger()
     process.reset_stop()
     with (
-        flow_lock(root, run_name(), logger.info),
-        safe_lock(root, logger.warning),
+        single_run(root, run_name(), logger.info),
         params_with(root, overrides, logger),
     ):
         plan = read_plan(root, targets)

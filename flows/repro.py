@@ -12,8 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from flows import process
-from flows.lockfile import safe_lock
-from flows.workspace import flow_lock, restore_params
+from flows.workspace import restore_params, single_run
 from tracerl.errors import TracerlError
 
 
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         root = Path.cwd()
-        with flow_lock(root, "flows.repro", say), safe_lock(root, say):
+        with single_run(root, "flows.repro", say):
             restore_params(root, say)
             dvc = subprocess.Popen(
                 process.dvc("repro", *arguments),

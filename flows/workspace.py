@@ -6,7 +6,6 @@ import copy
 import fcntl
 import graphlib
 import io
-import json
 import os
 import subprocess
 import time
@@ -19,6 +18,7 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from flows.lockfile import read_rwlock, safe_lock
 from tracerl.disk import write_text
 from tracerl.errors import ParamsError, TracerlError
 from tracerl.settings.params import parse_params
@@ -240,15 +240,25 @@ def flow_lock(
             except BlockingIOError:
                 file.seek(0)
                 waits.wait(f"another flow run works in this folder ({file.read().strip()})")
-        file.truncate(0)
-        file.write(f"{who}, process {os.getpid()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: others wait without knowing for whom
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{who}, process {os.getpid()}".encode())
         yield
+
+
+@contextlib.contextmanager
+def single_run(root: Path, who: str, say: Callable[[str], None]) -> Iterator[None]:
+    """The one run of DVC in this folder: waits for every other one, and keeps DVC's lock files
+    whole. Raises TracerlError."""
+    with flow_lock(root, who, say):
+        wait_for_runs(root, say)
+        with safe_lock(root, say):
+            yield
 
 
 def wait_for_plain_dvc(root: Path, say: Callable[[str], None]) -> None:
     """Waits until no `dvc repro` runs stages in this folder: it reads params.yaml as it goes, so
-    that nobody may change it meanwhile."""
+    that nobody may change it meanwhile, and it keeps others off the files of its stage."""
     waits = WaitNotifier(say)
     while busy := _dvc_processes(root):
         waits.wait(
@@ -256,16 +266,38 @@ def wait_for_plain_dvc(root: Path, say: Callable[[str], None]) -> None:
         )
 
 
+def wait_for_runs(root: Path, say: Callable[[str], None]) -> None:
+    """Waits until no stage and no `dvc repro` runs in this folder: those of a runner that was
+    killed go on without it, write dvc.lock, and keep others off their files."""
+    waits = WaitNotifier(say)
+    while runs := _run_processes(root):
+        waits.wait(f"another run is at work in this folder ({', '.join(runs)})")
+
+
+def _run_processes(root: Path) -> list[str]:
+    """Stages and DVC's runs in this folder, with their process ids."""
+    runs = []
+    for process in psutil.process_iter():
+        try:
+            name = _run_name(process.cmdline())
+            if name is not None and Path(process.cwd()) == root:
+                runs.append(f"{name}, process {process.pid}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return runs
+
+
+def _run_name(words: Sequence[str]) -> str | None:
+    """What a command line runs: a stage, or several ones through DVC; None for anything else."""
+    if any(Path(word).name == "dvc" for word in words) and {"repro", "exp"} & set(words):
+        return "dvc repro"
+    return next((word for word in words if word.startswith("stages.")), None)
+
+
 def _dvc_processes(root: Path) -> list[int]:
     """Living processes that hold DVC's locks on stages' inputs and outputs."""
     path = root / ".dvc" / "tmp" / "rwlock"
-    if not path.is_file():
-        return []
-    try:
-        locks = json.loads(path.read_text())
-    except json.JSONDecodeError:  # read between DVC's emptying and writing it
-        time.sleep(0.1)
-        locks = json.loads(path.read_text())
+    locks = (read_rwlock(path) if path.is_file() else None) or {}
     holders = [
         *locks.get("write", {}).values(),
         *(reader for readers in locks.get("read", {}).values() for reader in readers),

@@ -1,17 +1,19 @@
-"""Kills a tiny chain at random moments until it is done, and compares it with an undisturbed run.
+"""Disturbs a tiny chain at random moments until it is done, and compares it with an undisturbed
+run.
 
     python -m tests.chaos --minutes 30
+    python -m tests.chaos --kills 200 --seed 7
 
-A round starts with nothing made. `python -m flows.repro` runs again and again, as a person would
-run it, and each time something is killed: the stage, DVC, the runner, all of them, or DVC while it
-writes dvc.lock. A run that is left alone must end without an error, with the same bytes as the
-undisturbed run. The exit status is 1 if one does not.
+A round starts with nothing made. The whole chain is run again and again, as a person would run it,
+and each run is disturbed: the stage, DVC, the runner, the flow, Prefect's server or worker are
+killed, DVC is killed while it writes dvc.lock, the disk is full, the clock jumps, two runs start at
+once. A run that is left alone must end without an error, with the same bytes as the undisturbed
+run. The exit status is 1 if one does not.
 """
 
 import argparse
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,117 +21,123 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import yaml
 
 from flows.lockfile import stages_of
-from tests.chain import chain_environment, chain_params, make_chain, results
+from tests.chain import chain_params, make_chain, results
+from tests.disturbances import DISTURBANCES, Attempt, end, small_disk, start, wait_for_orphans
 from tests.repository import commit
+from tests.tiny_run import ROOT
 
 STAGES = ("code", "params", "tasks", "base", "sft")
-KINDS = ("stage", "dvc", "runner", "all", "dvc.lock")
-MAX_REFUSALS = 20
-_NEXT_TRY_SECONDS = 2.0
+# How often a kind comes in one pass over all kinds: Prefect's server takes half a minute to start.
+WEIGHTS = {
+    "stage": 4,
+    "dvc": 4,
+    "runner": 3,
+    "all": 3,
+    "dvc.lock": 4,
+    "flow": 2,
+    "full disk": 2,
+    "clock": 2,
+    "two runs": 2,
+    "server": 1,
+    "worker": 1,
+}
+MAX_RESTARTS = 5
+DISK_MEGABYTES = 512
 
 
 class Chaos:
-    """Rounds of kills on copies of one project.
+    """Rounds of disturbances on copies of one project in `place`.
 
-    kills: by what was killed. refusals: runs that ended by themselves with an error (a stage that
-    an orphan still runs). differences: rounds that did not end as the undisturbed run.
+    kills: disturbances by kind. interventions: errors of runs that should have ended well, by the
+    kind that came last. differences: rounds that did not end as the undisturbed run, by each of the
+    round's kinds. reports: what happened there.
     """
 
-    def __init__(self, place: Path, seed: int) -> None:
+    def __init__(self, place: Path, seed: int, weights: dict[str, int]) -> None:
         self.kills: Counter[str] = Counter()
-        self.refusals = 0
+        self.interventions: Counter[str] = Counter()
+        self.differences: Counter[str] = Counter()
+        self.reports: list[str] = []
         self.repairs = 0
-        self.rounds = 0
-        self.differences: list[str] = []
+        self.num_rounds = 0
+        self._weights = weights
         self._place = place
         self._rng = random.Random(f"chaos {seed}")
+        self._waiting: list[str] = []
         self._source = place / "source" / "project"
         make_small_chain(self._source)
         whole = self._copy("undisturbed")
         started = time.monotonic()
-        process = start(whole)
-        output = process.communicate()[0]
-        if process.returncode:
-            raise RuntimeError(f"the undisturbed run failed\n{output}")
+        attempt = end(start(whole), struck=False)
+        if attempt.status:
+            raise RuntimeError(f"the undisturbed run failed\n{attempt.output}")
         self._seconds = time.monotonic() - started
-        self._wanted = outcome(whole)
+        self._reference = outcome(whole)
 
     def round(self, goes_on: Callable[[], bool], max_kills: int) -> None:
-        """Kills a run of the whole chain up to `max_kills` times, while `goes_on`; then leaves it
-        alone."""
-        folder = self._copy(f"round-{self.rounds}")
+        """Disturbs a chain up to `max_kills` times, while `goes_on` and until it is done; then
+        leaves it alone and compares."""
+        folder = self._copy(f"round-{self.num_rounds}")
+        kinds: list[str] = []
         done = False
-        num_kills = 0
-        while not done and num_kills < max_kills and goes_on():
-            kind = self._rng.choice(KINDS)
-            process = start(folder)
-            if self._kill(process, folder, kind):
+        while not done and len(kinds) < max_kills and goes_on():
+            kind = self._next_kind()
+            attempt = DISTURBANCES[kind](folder, self._rng, self._seconds / 3)
+            if attempt.struck:
+                kinds.append(kind)
                 self.kills[kind] += 1
-                num_kills += 1
-            self._count_output(process.communicate()[0])
-            wait_for_orphans(folder)
-            done = process.returncode == 0
-        self._finish(folder)
-        self.rounds += 1
+            self._note(kind, attempt)
+            done = attempt.status == 0
+        self._finish(folder, kinds, done)
+        self.num_rounds += 1
+        wait_for_orphans(folder)
         shutil.rmtree(folder.parent)
 
     def table(self) -> str:
         """What was done, for the terminal."""
-        lines = [f"{kind:10} {self.kills[kind]:5} kills" for kind in KINDS]
-        lines += [
-            f"{'all kinds':10} {self.kills.total():5} kills in {self.rounds} rounds",
-            f"dvc.lock repaired: {self.repairs}; runs that asked to be started again:"
-            f" {self.refusals}",
-            f"rounds that ended otherwise than the undisturbed run: {len(self.differences)}",
-            *self.differences,
-        ]
-        return "\n".join(lines)
+        lines = [f"{'kind':10} {'kills':>6} {'differences':>12} {'interventions':>14}"]
+        for kind in self._weights:
+            counts = self.kills[kind], self.differences[kind], self.interventions[kind]
+            lines.append(f"{kind:10} {counts[0]:6} {counts[1]:12} {counts[2]:14}")
+        totals = self.kills.total(), self.differences.total(), self.interventions.total()
+        lines.append(f"{'all':10} {totals[0]:6} {totals[1]:12} {totals[2]:14}")
+        lines.append(f"{self.num_rounds} rounds; dvc.lock repaired {self.repairs} times")
+        return "\n".join([*lines, *self.reports])
 
-    def _finish(self, folder: Path) -> None:
-        for _ in range(MAX_REFUSALS):
-            process = start(folder)
-            output = process.communicate()[0]
-            self._count_output(output)
-            if process.returncode == 0:
+    def _next_kind(self) -> str:
+        """Kinds in random order, each as often as its weight says."""
+        if not self._waiting:
+            self._waiting = list(Counter(self._weights).elements())
+            self._rng.shuffle(self._waiting)
+        return self._waiting.pop()
+
+    def _finish(self, folder: Path, kinds: list[str], done: bool) -> None:
+        """Runs the chain undisturbed to its end, unless it is done, and compares."""
+        for _ in range(0 if done else MAX_RESTARTS):
+            attempt = end(start(folder), struck=False)
+            self._note(kinds[-1] if kinds else "none", attempt)
+            if attempt.status == 0:
                 break
-            self.refusals += 1
-            time.sleep(_NEXT_TRY_SECONDS)
-        else:
-            self.differences.append(f"round {self.rounds}: never ended\n{output}")
-            return
-        got = outcome(folder)
-        if got != self._wanted:
-            parts = sorted(
-                part for part in {**got, **self._wanted} if got.get(part) != self._wanted.get(part)
-            )
-            self.differences.append(f"round {self.rounds}: {', '.join(parts)}")
+        different = sorted(differing(outcome(folder), self._reference))
+        if different:
+            self.differences.update(set(kinds))
+            self.reports.append(f"round {self.num_rounds} ({kinds}): {', '.join(different)}")
 
-    def _kill(self, process: "subprocess.Popen[str]", folder: Path, kind: str) -> bool:
-        """Whether something was killed before the run had ended."""
-        if kind == "dvc.lock":
-            return kill_while_writing(process, folder / "dvc.lock", self._rng.randint(1, 2))
-        deadline = time.monotonic() + self._rng.uniform(0.0, self._seconds / 3)
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        victims = [victim for victim in tree(process.pid) if matches(victim, process.pid, kind)]
-        for victim in victims:
-            try:
-                victim.kill()
-            except psutil.NoSuchProcess:
-                continue
-        return bool(victims)
+    def _note(self, kind: str, attempt: Attempt) -> None:
+        self.repairs += attempt.output.count("dvc.lock was cut off")
+        unclear = "Traceback" in attempt.output and kind not in ("server", "worker")
+        if unclear or (attempt.status and (attempt.survives or not attempt.struck)):
+            self.interventions[kind] += 1
+            lines = attempt.output.splitlines()[-40:]
+            self.reports.append("\n".join([f"round {self.num_rounds}, {kind}:", *lines]))
 
     def _copy(self, name: str) -> Path:
         folder = self._place / name / "project"
         shutil.copytree(self._source, folder, symlinks=True)
         return folder
-
-    def _count_output(self, output: str) -> None:
-        self.repairs += output.count("dvc.lock was cut off")
 
 
 def make_small_chain(folder: Path) -> None:
@@ -142,6 +150,7 @@ def make_small_chain(folder: Path) -> None:
     params["rl"] = {}
     params["evaluate"] = {}
     make_chain(folder, params, STAGES)
+    shutil.copy(ROOT / "prefect.yaml", folder)
     path = folder / "dvc.yaml"
     pipeline = yaml.safe_load(path.read_text())
     for entry in pipeline["stages"].values():
@@ -151,82 +160,17 @@ def make_small_chain(folder: Path) -> None:
     commit(folder, "chain")
 
 
-def start(folder: Path) -> "subprocess.Popen[str]":
-    """`make repro`, but for the installing."""
-    env = chain_environment(folder)
-    env["PYTHONPATH"] = f"{folder / 'src'}:{folder}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.repro"],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def outcome(folder: Path) -> dict[str, object]:
     """Bytes of everything that was made, and what dvc.lock says of each stage."""
-    stages = stages_of((folder / "dvc.lock").read_text()) or {}
+    lock = folder / "dvc.lock"
+    stages = (stages_of(lock.read_text()) if lock.is_file() else None) or {}
     return {**results(folder), **{f"dvc.lock: {name}": entry for name, entry in stages.items()}}
 
 
-def tree(pid: int) -> list[psutil.Process]:
-    """A process and all below it."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def matches(process: psutil.Process, runner: int, kind: str) -> bool:
-    """Whether a process is what a kind of kill hits."""
-    try:
-        words = process.cmdline()
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-    except psutil.NoSuchProcess:
-        return False
-    if kind == "all":
-        return True
-    if kind == "runner":
-        return process.pid == runner
-    if kind == "stage":
-        return any(word.startswith("stages.") for word in words)
-    return "dvc" in words and process.pid != runner
-
-
-def kill_while_writing(process: "subprocess.Popen[str]", lock: Path, num_writes: int) -> bool:
-    """Kills DVC in the middle of its `num_writes`-th rewriting of dvc.lock, which empties the file
-    first; False if the run ended before that."""
-    dvc: list[psutil.Process] = []
-    while process.poll() is None and not dvc:
-        dvc = [each for each in tree(process.pid) if matches(each, process.pid, "dvc")]
-    size = 0
-    while process.poll() is None:
-        before = size
-        size = lock.stat().st_size if lock.is_file() else 0
-        num_writes -= size < before
-        if num_writes == 0:
-            dvc[0].kill()
-            return True
-        time.sleep(0.0005)
-    return False
-
-
-def wait_for_orphans(folder: Path) -> None:
-    """Returns when no stage works in the folder any more."""
-    while any(works_in(process, folder) for process in psutil.process_iter()):
-        time.sleep(0.1)
-
-
-def works_in(process: psutil.Process, folder: Path) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
+def differing(first: dict[str, object], second: dict[str, object]) -> set[str]:
+    """Names of parts that only one outcome has, or that are not equal."""
+    names = {*first, *second}
+    return {name for name in names if first.get(name) != second.get(name)}
 
 
 def main() -> None:
@@ -234,16 +178,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="how long to go on (30)")
-    parser.add_argument("--kills", type=int, default=10, help="kills in a round, at most (10)")
+    parser.add_argument("--kills", type=int, help="after how many to end (no limit)")
+    parser.add_argument("--per-round", type=int, default=8, help="kills in a round, at most (8)")
     parser.add_argument("--seed", type=int, default=1, help="random seed of moments and kinds (1)")
+    parser.add_argument("--kind", choices=sorted(WEIGHTS), action="append", help="default: all")
     options = parser.parse_args()
+    weights = {kind: WEIGHTS[kind] for kind in options.kind or WEIGHTS}
     deadline = time.monotonic() + 60 * options.minutes
-    with tempfile.TemporaryDirectory(prefix="chaos-") as place:
-        chaos = Chaos(Path(place), options.seed)
-        while time.monotonic() < deadline:
-            chaos.round(lambda: time.monotonic() < deadline, options.kills)
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+        small_disk(Path(folder), DISK_MEGABYTES) as is_small,
+    ):
+        if not is_small:
+            print("no full disks: mounting a small one is not allowed here", flush=True)
+            weights.pop("full disk", None)
+        chaos = Chaos(Path(folder), options.seed, weights)
+
+        def goes_on() -> bool:
+            enough = options.kills is not None and chaos.kills.total() >= options.kills
+            return not enough and time.monotonic() < deadline
+
+        while goes_on():
+            chaos.round(goes_on, options.per_round)
             print(chaos.table(), flush=True)
-    sys.exit(1 if chaos.differences else 0)
+    sys.exit(1 if chaos.differences or chaos.interventions else 0)
 
 
 if __name__ == "__main__":

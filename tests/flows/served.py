@@ -161,13 +161,17 @@ def free_ports() -> int:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Served]:
+def serving(folder: Path, env: dict[str, str] | None = None) -> Iterator[Served]:
     """`make serve` in the project, stopped at the end if it still runs."""
     port, log = free_ports(), folder.parent / "serve.log"
     with log.open("wb") as output:
         command = [sys.executable, "-m", "flows.serve", "--port", str(port)]
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(folder), stdout=output, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            env=env or environment(folder),
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     try:
         wait_for(

@@ -1,11 +1,13 @@
-"""dvc.lock after a kill: whatever was cut off is put back, and nothing else is touched."""
+"""dvc.lock after a kill: whatever was cut off is put back, and nothing else is touched. A damaged
+list of running processes is removed."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from flows.lockfile import keep_copy, repair, safe_lock, stages_of
+from flows.lockfile import keep_copy, repair, repair_rwlock, safe_lock, stages_of
 from tests.repository import commit, git
 from tracerl.errors import DataError
 
@@ -123,3 +125,38 @@ def test_damage_during_a_run_is_repaired_at_its_end(project: Path) -> None:
     assert stages_of((project / "dvc.lock").read_text()) == STAGES
     assert len(said) == 1
     assert not list((project / ".dvc" / "tmp").glob("*.good"))
+
+
+def test_a_list_of_processes_is_removed_when_it_was_cut_off_and_only_then(project: Path) -> None:
+    path = project / ".dvc" / "tmp" / "rwlock"
+    whole = json.dumps({"read": {}, "write": {"data/a": {"pid": 1, "cmd": "dvc repro"}}})
+    said: list[str] = []
+    path.write_text(whole)
+    repair_rwlock(project, said.append)
+    assert path.read_text() == whole
+    assert not said
+    for length in (0, 1, len(whole) - 1):
+        path.write_text(whole[:length])
+        repair_rwlock(project, said.append)
+        assert not path.exists(), length
+    assert len(said) == 3
+    assert all("cut off by a kill" in text for text in said)
+
+
+def test_a_full_disk_leaves_the_good_copy_for_the_next_run(project: Path) -> None:
+    """The disk is full when DVC has emptied dvc.lock and when it is to be put back."""
+    lock, copy = project / "dvc.lock", project / ".dvc" / "tmp" / "lock-root.good"
+    aside = lock.with_name("dvc.lock.tmp")
+
+    def run() -> None:
+        with safe_lock(project, ignore):
+            lock.write_text("")
+            aside.symlink_to("/dev/full")
+
+    with pytest.raises(DataError, match="cannot be written"):
+        run()
+    assert stages_of(copy.read_text()) == STAGES
+    said: list[str] = []
+    with safe_lock(project, said.append):
+        assert stages_of(lock.read_text()) == STAGES
+    assert len(said) == 1

@@ -18,6 +18,7 @@ from flows.workspace import (
     read_plan,
     restore_params,
     wait_for_plain_dvc,
+    wait_for_runs,
     write_overrides,
 )
 from tests.flows.project import NUM_WIDE, make_project
@@ -204,6 +205,28 @@ def test_a_second_flow_in_a_folder_waits_for_the_first(project: Path) -> None:
 def test_a_folder_without_dvc_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TracerlError, match="not a DVC project"), flow_lock(tmp_path, "x", print):
         pass
+
+
+@pytest.mark.parametrize(
+    ("words", "told"), [(["dvc", "repro"], "dvc repro"), (["-m", "stages.rl"], "stages.rl")]
+)
+def test_a_run_waits_for_what_a_killed_runner_left_behind(
+    project: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    """In this folder, and for no other folder."""
+    command = [sys.executable, "-c", "import time; time.sleep(1.5)", *words]
+    said: list[str] = []
+    elsewhere = subprocess.Popen(command, cwd=tmp_path)
+    wait_for_runs(project, said.append)
+    assert elsewhere.poll() is None
+    assert said == []
+    orphan = subprocess.Popen(command, cwd=project)
+    wait_for_runs(project, said.append)
+    assert orphan.wait() == 0
+    assert said == [
+        f"Waiting: another run is at work in this folder ({told}, process {orphan.pid})"
+    ]
+    elsewhere.wait()
 
 
 def test_params_are_not_changed_under_a_running_dvc(project: Path) -> None:
