@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from tracerl.models.families import Family
 from tracerl.models.masks import PAD
-from tracerl.objectives import plans, views
+from tracerl.objectives import plans, view_rows, views
 from tracerl.types import Trajectory
 
 
-def moved(trajectory: Trajectory, block_size: int) -> tuple[Trajectory, int]:
+def move_to_grid(trajectory: Trajectory, block_size: int) -> tuple[Trajectory, int]:
     """The trajectory behind as many further prompt tokens as let its response begin a block, and
     how many those are."""
     lead = -len(trajectory.prompt_ids) % block_size
@@ -35,17 +35,26 @@ def moved(trajectory: Trajectory, block_size: int) -> tuple[Trajectory, int]:
     ), lead
 
 
+def grid_trajectory(trajectory: Trajectory, block_size: int, family: Family) -> Trajectory:
+    """The trajectory on the other grid, for families whose attention has one."""
+    if family.attention == "full":
+        return trajectory
+    return move_to_grid(trajectory, block_size)[0]
+
+
 @contextlib.contextmanager
 def response_aligned() -> Iterator[None]:
     """While it is open, views of block-causal families lie on a grid that begins at the response.
     Sampling is as it was."""
     grid_blocks = plans.grid_blocks
-    block_row = views._block_row
-    canvas_length = views._canvas_length
+    block_row = view_rows.block_row
+    canvas_length = view_rows.canvas_length_of
 
     def blocks(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.int64]:
         return grid_blocks(
-            moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory,
+            move_to_grid(trajectory, block_size)[0]
+            if family.attention == "block_causal"
+            else trajectory,
             block_size,
             family,
         )
@@ -53,7 +62,7 @@ def response_aligned() -> Iterator[None]:
     def row_of(
         trajectory: Trajectory, plan: Any, block_size: int, family: Family, mask_id: int
     ) -> Any:
-        shifted, lead = moved(trajectory, block_size)
+        shifted, lead = move_to_grid(trajectory, block_size)
         masked = plan.masked_prompt
         if masked is not None:
             plan = replace(plan, masked_prompt=np.concatenate([np.zeros(lead, dtype=bool), masked]))
@@ -64,15 +73,18 @@ def response_aligned() -> Iterator[None]:
 
     def length(trajectory: Trajectory, block_size: int, family: Family) -> int:
         return canvas_length(
-            moved(trajectory, block_size)[0] if family.attention == "block_causal" else trajectory,
+            move_to_grid(trajectory, block_size)[0]
+            if family.attention == "block_causal"
+            else trajectory,
             block_size,
             family,
         )
 
     with (
         patch.object(plans, "grid_blocks", blocks),
-        patch.object(views, "grid_blocks", blocks),
-        patch.object(views, "_block_row", row_of),
-        patch.object(views, "_canvas_length", length),
+        patch.object(view_rows, "grid_blocks", blocks),
+        patch.object(view_rows, "block_row", row_of),
+        patch.object(view_rows, "canvas_length_of", length),
+        patch.object(views, "canvas_length_of", length),
     ):
         yield

@@ -51,7 +51,8 @@ from tracerl.objectives.plans import (
     segment_plan,
     trace_plan,
 )
-from tracerl.objectives.views import Views, build_views, num_layout_tokens, row_bundles
+from tracerl.objectives.view_rows import num_layout_tokens
+from tracerl.objectives.views import Views, build_views, row_bundles
 from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import generator_for
 from tracerl.settings.sampling import Exact, NoCache, Sampler

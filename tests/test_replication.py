@@ -30,7 +30,7 @@ from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import PAD
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.objectives import plans, views
+from tracerl.objectives import plans, view_rows, views
 from tracerl.store.files import rollout_table, write_rollouts
 from tracerl.types import Trajectory
 
@@ -304,7 +304,7 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
     one, family = trajectory(prompt, 8), FAMILIES["sdar"]
     plain = (
         plans.trace_plan(one, 4, family, 1),
-        views.num_layout_tokens(one, plans.trace_plan(one, 4, family, 1), 4, family),
+        view_rows.num_layout_tokens(one, plans.trace_plan(one, 4, family, 1), 4, family),
     )
     with response_aligned():
         shifted = plans.trace_plan(one, 4, family, 1)
@@ -321,7 +321,7 @@ def test_the_response_grid_counts_blocks_from_the_response_and_goes_with_its_cel
     assert int((~seen).sum()) == -prompt % 4
     after = plans.trace_plan(one, 4, family, 1)
     assert (after.states == plain[0].states).all()
-    assert views.num_layout_tokens(one, after, 4, family) == plain[1]
+    assert view_rows.num_layout_tokens(one, after, 4, family) == plain[1]
     if prompt % 4 == 0:
         assert (shifted.states == plain[0].states).all()
 

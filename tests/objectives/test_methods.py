@@ -21,6 +21,7 @@ from tracerl.objectives.likelihood import (
     token_and_order_logprobs,
     token_logprobs,
 )
+from tracerl.objectives.likelihood_units import num_units, unit_weights, units_of
 from tracerl.objectives.losses import (
     clipped_objective,
     denominator,
@@ -32,14 +33,12 @@ from tracerl.objectives.methods import (
     ESTIMATORS,
     estimate_units,
     make_plan,
-    num_units,
     score_predictions,
-    unit_weights,
-    units_of,
     wd1_weights,
 )
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, segment_plan
-from tracerl.objectives.views import Views, build_views, num_layout_tokens
+from tracerl.objectives.view_rows import num_layout_tokens
+from tracerl.objectives.views import Views, build_views
 from tracerl.seeds import generator_for
 from tracerl.settings.rounds import RlRound
 from tracerl.settings.structure import tag_of

@@ -28,12 +28,8 @@ from tracerl.objectives.plans import (
     segment_plan,
     trace_plan,
 )
-from tracerl.objectives.views import (
-    build_views,
-    max_row_tokens,
-    num_layout_tokens,
-    split_plan,
-)
+from tracerl.objectives.view_rows import num_layout_tokens
+from tracerl.objectives.views import build_views, max_row_tokens, split_plan
 from tracerl.seeds import generator_for
 from tracerl.training.trainer import pack_concatenated
 

@@ -5,7 +5,7 @@ All methods share one sampler, one trainer and one loss. A method is a record in
 
 * `plan`: the views of a response (objectives/plans.py makes the noise);
 * `estimate`: the likelihood of each unit from the log-probabilities of the views' predictions;
-* `weigh`: what becomes of the advantages of a group before they multiply anything (wd1);
+* `weigh`: the weights of a group's responses, from their advantages (wd1);
 * `num_views`, `num_predictions`: what it costs.
 
 Each plan function says where it departs from its paper and whether it is an unbiased estimator of
@@ -16,7 +16,7 @@ as such.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,8 @@ import torch
 from tracerl.models.families import Family
 from tracerl.models.policy import Policy
 from tracerl.objectives.likelihood import token_and_order_logprobs, token_logprobs
-from tracerl.objectives.losses import token_weights
+from tracerl.objectives.likelihood_units import Units
 from tracerl.objectives.plans import (
-    PREDICTED,
     Masking,
     Plan,
     blockwise_plan,
@@ -63,34 +62,29 @@ from tracerl.types import Trajectory
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Units:
-    """The units of some views' likelihoods, U of them: the estimate of unit u is the sum of
-    coefficient x log p over its predictions.
+PlanMaker = Callable[[Trajectory, Masking, np.random.Generator], Plan]
 
-    unit: int64 [T], the unit of each prediction; coefficient: float32 [T]. The others are [U]:
-    source, the response; token, one of its tokens (whose advantage counts); group, what reduction
-    "step" averages in; weight, in the loss; size, the tokens a unit stands for.
-    """
 
-    unit: torch.Tensor
-    coefficient: torch.Tensor
-    source: torch.Tensor
-    token: torch.Tensor
-    group: torch.Tensor
-    weight: torch.Tensor
-    size: torch.Tensor
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """A response whose views are asked for."""
 
-    def to(self, device: torch.device) -> "Units":
-        return Units(*(getattr(self, field.name).to(device) for field in fields(self)))
+    trajectory: Trajectory
+    """The response, with the steps that committed its tokens."""
+    settings: RlRound
+    """The round: `train_block_size` and `shrink` are read."""
+    family: Family
+    """The model family, whose attention rule decides what a block sees."""
+    generator: np.random.Generator
+    """Source of the noise and of every other draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimator:
     """What a method computes."""
 
-    plan: Callable[[Any, Trajectory, RlRound, Family, np.random.Generator], Plan]
-    """(method, trajectory, round, family, generator) -> the views of a response."""
+    plan: Callable[[Any, PlanRequest], Plan]
+    """(method, request) -> the views of a response."""
     num_views: Callable[[Any, int], int]
     """(method, steps of a response after `shrink`) -> views of a response, at most."""
     num_predictions: Callable[[Any], int]
@@ -98,35 +92,48 @@ class Estimator:
     estimate: Callable[[Any, torch.Tensor, Units, Views, torch.Tensor], torch.Tensor]
     """(method, log-probabilities [T], units, views, advantages [U]) -> likelihood of each unit."""
     weigh: Callable[[Floats], Floats] = lambda advantages: advantages
-    """What becomes of the advantages of a group before they multiply anything."""
+    """The advantages of a group, [group_size] -> the weights of its responses in the loss."""
 
 
 # Views, one function per method
 
 
-def tracerl(
-    method: TraceRL,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
+def mask_copies(
+    request: PlanRequest,
+    maker: PlanMaker,
+    copies: int,
+    noise: tuple[float, float],
+    weighting: str,
 ) -> Plan:
+    """The views of `copies` draws of a maker of random masks, as one plan."""
+    masking = Masking(
+        block_size=request.settings.train_block_size,
+        family=request.family,
+        noise=noise,
+        weighting=weighting,
+    )
+    plans = []
+    for _ in range(copies):
+        plans.append(maker(request.trajectory, masking, request.generator))
+    return concatenate_plans(plans)
+
+
+def plan_tracerl(method: TraceRL, request: PlanRequest) -> Plan:
     """TraceRL (arXiv 2509.06949): the recorded trajectory, `shrink` neighbouring steps at a time,
     every token scored once.
 
     Departures: training/rl.py. Biased: under a confidence order, which positions are committed is a
     decision that is not scored.
     """
-    return trace_plan(trajectory, settings.train_block_size, family, settings.shrink)
+    return trace_plan(
+        request.trajectory,
+        request.settings.train_block_size,
+        request.family,
+        request.settings.shrink,
+    )
 
 
-def random(
-    method: Random,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_random(method: Random, request: PlanRequest) -> Plan:
     """UniGRPO (MMaDA, arXiv 2505.15809): `copies` masked copies, one level t ~ U(noise) each, a
     ratio per masked token.
 
@@ -134,54 +141,22 @@ def random(
     levels are independent, where the paper spaces them over its inner steps. Biased: the scored
     canvases are not those the sampler saw.
     """
-    size = settings.train_block_size
-    plan = concatenate_plans(
-        [
-            random_plan(
-                trajectory,
-                Masking(block_size=size, family=family, noise=method.noise, weighting="uniform"),
-                generator,
-            )
-            for _ in range(method.copies)
-        ]
-    )
+    plan = mask_copies(request, random_plan, method.copies, method.noise, "uniform")
     return scale_weights(plan, 1 / method.copies)
 
 
-def coupled(
-    method: Coupled,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_coupled(method: Coupled, request: PlanRequest) -> Plan:
     """Coupled masking as TraceRL's authors compare with it: `copies` masked copies, each with its
     exact complement inside each block.
 
     Departures: none known. Biased: as `random`; each token is scored as often as every other, which
     takes variance out.
     """
-    size = settings.train_block_size
-    plan = concatenate_plans(
-        [
-            coupled_plan(
-                trajectory,
-                Masking(block_size=size, family=family, noise=method.noise, weighting="uniform"),
-                generator,
-            )
-            for _ in range(method.copies)
-        ]
-    )
+    plan = mask_copies(request, coupled_plan, method.copies, method.noise, "uniform")
     return scale_weights(plan, 1 / method.copies)
 
 
-def diffucoder(
-    method: DiffuCoder,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_diffucoder(method: DiffuCoder, request: PlanRequest) -> Plan:
     """Coupled GRPO (DiffuCoder, arXiv 2506.20639): log p of a token = (its log p under full masking
     + its log p / t or / (1 - t)) / 2.
 
@@ -189,46 +164,24 @@ def diffucoder(
     complement with a strict inequality, which leaves a token whose number equals the level out of
     both copies. Biased: as `random`; the weights make the sum no likelihood either.
     """
-    size = settings.train_block_size
-    pairs = concatenate_plans(
-        [
-            coupled_plan(
-                trajectory,
-                Masking(block_size=size, family=family, noise=method.noise, weighting="inverse_t"),
-                generator,
-            )
-            for _ in range(method.copies)
-        ]
-    )
-    full = masked_response_plan(trajectory, 0.0, generator)
+    pairs = mask_copies(request, coupled_plan, method.copies, method.noise, "inverse_t")
+    full = masked_response_plan(request.trajectory, 0.0, request.generator)
     return concatenate_plans(
         [scale_weights(full, 1 / 2), scale_weights(pairs, 1 / (2 * method.copies))]
     )
 
 
-def diffu_grpo(
-    method: DiffuGrpo,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_diffu_grpo(method: DiffuGrpo, request: PlanRequest) -> Plan:
     """diffu-GRPO (d1, arXiv 2504.12216): one pass over the wholly masked response, prompt tokens
     masked with probability `prompt_masking`.
 
     Departures: where attention is block-causal a block sees the clean blocks before it, so that the
     mean field is one per block. Biased: a mean field is not the likelihood of a sequence.
     """
-    return masked_response_plan(trajectory, method.prompt_masking, generator)
+    return masked_response_plan(request.trajectory, method.prompt_masking, request.generator)
 
 
-def wd1(
-    method: Wd1,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_wd1(method: Wd1, request: PlanRequest) -> Plan:
     """wd1 (arXiv 2507.08838): the mean-field likelihood of d1, weighted by softmax(A) - softmax(-A)
     over the group; no ratio.
 
@@ -236,7 +189,7 @@ def wd1(
     paper's sum over the group, averaged over groups; the likelihood is divided by the length unless
     the reduction is `token` or `fixed`. Biased: as `diffu_grpo`.
     """
-    return masked_response_plan(trajectory, method.prompt_masking, generator)
+    return masked_response_plan(request.trajectory, method.prompt_masking, request.generator)
 
 
 def wd1_weights(advantages: Floats) -> Floats:
@@ -245,13 +198,7 @@ def wd1_weights(advantages: Floats) -> Floats:
     return len(advantages) * (rising / rising.sum() - falling / falling.sum())
 
 
-def spg(
-    method: Spg,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_spg(method: Spg, request: PlanRequest) -> Plan:
     """SPG (arXiv 2510.09541): the lower bound of the likelihood for positive advantages, an upper
     bound or a mixture for negative ones.
 
@@ -259,18 +206,14 @@ def spg(
     sampler's; prompt tokens are not masked as well; the log of the mean is over the copies that
     hide a token, which differs from the paper's by a constant. Biased: bounds.
     """
-    return concatenate_plans(
-        [blockwise_plan(trajectory, family, method.noise, generator) for _ in range(method.copies)]
-    )
+    plans = []
+    for _ in range(method.copies):
+        plan = blockwise_plan(request.trajectory, request.family, method.noise, request.generator)
+        plans.append(plan)
+    return concatenate_plans(plans)
 
 
-def gdpo(
-    method: Gdpo,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_gdpo(method: Gdpo, request: PlanRequest) -> Plan:
     """GDPO (arXiv 2510.08554): the evidence bound with the integral over t by Gauss quadrature
     (`nodes` points), `copies` masks at each.
 
@@ -279,35 +222,14 @@ def gdpo(
     it is unbiased, the quadrature's exact to its order).
     """
     points, shares = np.polynomial.legendre.leggauss(method.nodes)
-    size = settings.train_block_size
     plans = []
     for level, share in zip((points + 1) / 2, shares / 2, strict=True):
-        for _ in range(method.copies):
-            plans.append(
-                scale_weights(
-                    random_plan(
-                        trajectory,
-                        Masking(
-                            block_size=size,
-                            family=family,
-                            noise=(level, level),
-                            weighting="inverse_t",
-                        ),
-                        generator,
-                    ),
-                    share / method.copies,
-                )
-            )
+        plan = mask_copies(request, random_plan, method.copies, (level, level), "inverse_t")
+        plans.append(scale_weights(plan, share / method.copies))
     return concatenate_plans(plans)
 
 
-def espo(
-    method: Espo,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_espo(method: Espo, request: PlanRequest) -> Plan:
     """ESPO (arXiv 2512.03759): the evidence bound from `copies` antithetic pairs of masks, t and 1
     - t; ratio exp(difference / length).
 
@@ -315,27 +237,11 @@ def espo(
     bound in expectation); levels are not stratified over the batch. Its k2 penalty is `kl: k2`, per
     token of the response as in its code. Biased: as `gdpo`.
     """
-    size = settings.train_block_size
-    plan = concatenate_plans(
-        [
-            coupled_plan(
-                trajectory,
-                Masking(block_size=size, family=family, noise=method.noise, weighting="inverse_t"),
-                generator,
-            )
-            for _ in range(method.copies)
-        ]
-    )
+    plan = mask_copies(request, coupled_plan, method.copies, method.noise, "inverse_t")
     return scale_weights(plan, 1 / (2 * method.copies))
 
 
-def step_merge(
-    method: StepMerge,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_step_merge(method: StepMerge, request: PlanRequest) -> Plan:
     """d2-StepMerge (arXiv 2509.21474): segments of `shrink` steps scored on the canvas before them,
     `segments` of them drawn.
 
@@ -343,24 +249,10 @@ def step_merge(
     block, so that none straddles two. The paper's own formulas could not be looked up; this follows
     its description in the mask-aware paper. Biased: the order is not scored.
     """
-    return segment_plan(
-        trajectory,
-        settings.train_block_size,
-        family,
-        settings.shrink,
-        method.segments,
-        False,
-        generator,
-    )
+    return _segments(request, method.segments, ordered=False)
 
 
-def mask_aware(
-    method: MaskAware,
-    trajectory: Trajectory,
-    settings: RlRound,
-    family: Family,
-    generator: np.random.Generator,
-) -> Plan:
+def plan_mask_aware(method: MaskAware, request: PlanRequest) -> Plan:
     """Mask-aware policy gradients (arXiv 2607.15200): the views of `step_merge`, with the order of
     commitment scored as well.
 
@@ -370,72 +262,22 @@ def mask_aware(
     segments drawn, `order_weight` 1, ratio `none` and reduction `fixed`, where no token follows an
     end token in its block.
     """
+    return _segments(request, method.segments, ordered=True)
+
+
+def _segments(request: PlanRequest, segments: int, ordered: bool) -> Plan:
     return segment_plan(
-        trajectory,
-        settings.train_block_size,
-        family,
-        settings.shrink,
-        method.segments,
-        True,
-        generator,
+        request.trajectory,
+        request.settings.train_block_size,
+        request.family,
+        request.settings.shrink,
+        segments,
+        ordered,
+        request.generator,
     )
 
 
 # Likelihoods
-
-
-def units_of(method: Method, views: Views, lengths: list[int]) -> Units:
-    """The units of a method on some views. lengths: trainable tokens of each response."""
-    ones = torch.ones(len(views.row))
-    if method.unit == "prediction":
-        return Units(
-            torch.arange(len(ones)),
-            ones,
-            views.source,
-            views.token,
-            views.group,
-            views.weight,
-            ones,
-        )
-    if method.unit == "token":
-        pairs, unit = torch.unique(
-            torch.stack([views.source, views.token]), dim=1, return_inverse=True
-        )
-        ones = torch.ones(pairs.shape[1])
-        return Units(unit, views.weight, pairs[0], pairs[1], pairs[0], ones, ones)
-    everyone, size = torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.float32)
-    return Units(
-        views.source,
-        views.weight / size[views.source],
-        everyone,
-        torch.zeros_like(everyone),
-        everyone,
-        torch.ones_like(size),
-        size,
-    )
-
-
-def num_units(method: Method, plan: Plan, trajectory: Trajectory) -> float:
-    """What one response adds to the denominator of reduction "token": its units, weighted by weight
-    and size."""
-    if method.unit == "prediction":
-        return float(plan.weights[plan.states == PREDICTED].sum(dtype=np.float64))
-    return (
-        float((plan.states == PREDICTED).any(0).sum())
-        if method.unit == "token"
-        else float(trajectory.num_tokens)
-    )
-
-
-def unit_weights(reduction: str, units: Units, divisor: float) -> torch.Tensor:
-    """Weight of each unit in the loss, float32 [U]. divisor: `losses.denominator`."""
-    if reduction == "response":
-        share = torch.zeros(int(units.source.max()) + 1 if len(units.source) else 0).index_add(
-            0, units.source, units.weight
-        )
-        return units.weight / (share[units.source] * divisor)
-    weights = token_weights(reduction, units.group, divisor) * units.weight
-    return weights * units.size if reduction in ("token", "fixed") else weights
 
 
 def sum_predictions(
@@ -474,68 +316,68 @@ def spg_bounds(
 
 ESTIMATORS: dict[type[Section], Estimator] = {
     TraceRL: Estimator(
-        plan=tracerl,
+        plan=plan_tracerl,
         num_views=lambda method, steps: steps,
         num_predictions=lambda method: 1,
         estimate=sum_predictions,
     ),
     Random: Estimator(
-        plan=random,
+        plan=plan_random,
         num_views=lambda method, steps: method.copies,
         num_predictions=lambda method: method.copies,
         estimate=sum_predictions,
     ),
     Coupled: Estimator(
-        plan=coupled,
+        plan=plan_coupled,
         num_views=lambda method, steps: 2 * method.copies,
         num_predictions=lambda method: method.copies,
         estimate=sum_predictions,
     ),
     DiffuCoder: Estimator(
-        plan=diffucoder,
+        plan=plan_diffucoder,
         num_views=lambda method, steps: 1 + 2 * method.copies,
         num_predictions=lambda method: 1 + method.copies,
         estimate=sum_predictions,
     ),
     DiffuGrpo: Estimator(
-        plan=diffu_grpo,
+        plan=plan_diffu_grpo,
         num_views=lambda method, steps: 1,
         num_predictions=lambda method: 1,
         estimate=sum_predictions,
     ),
     Wd1: Estimator(
-        plan=wd1,
+        plan=plan_wd1,
         num_views=lambda method, steps: 1,
         num_predictions=lambda method: 1,
         estimate=sum_predictions,
         weigh=wd1_weights,
     ),
     Spg: Estimator(
-        plan=spg,
+        plan=plan_spg,
         num_views=lambda method, steps: method.copies,
         num_predictions=lambda method: method.copies,
         estimate=spg_bounds,
     ),
     Gdpo: Estimator(
-        plan=gdpo,
+        plan=plan_gdpo,
         num_views=lambda method, steps: method.copies * method.nodes,
         num_predictions=lambda method: method.copies * method.nodes,
         estimate=sum_predictions,
     ),
     Espo: Estimator(
-        plan=espo,
+        plan=plan_espo,
         num_views=lambda method, steps: 2 * method.copies,
         num_predictions=lambda method: method.copies,
         estimate=sum_predictions,
     ),
     StepMerge: Estimator(
-        plan=step_merge,
+        plan=plan_step_merge,
         num_views=lambda method, steps: min(steps, method.segments),
         num_predictions=lambda method: 1,
         estimate=sum_predictions,
     ),
     MaskAware: Estimator(
-        plan=mask_aware,
+        plan=plan_mask_aware,
         num_views=lambda method, steps: min(steps, method.segments),
         num_predictions=lambda method: 1,
         estimate=sum_predictions,
@@ -547,12 +389,17 @@ def make_plan(
     trajectory: Trajectory, settings: RlRound, family: Family, generator: np.random.Generator
 ) -> Plan:
     """The views of a response by the round's method."""
-    method = settings.method
-    return ESTIMATORS[type(method)].plan(method, trajectory, settings, family, generator)
+    request = PlanRequest(
+        trajectory=trajectory,
+        settings=settings,
+        family=family,
+        generator=generator,
+    )
+    return ESTIMATORS[type(settings.method)].plan(settings.method, request)
 
 
 def weigh_advantages(method: Method, advantages: Floats) -> Floats:
-    """What becomes of the advantages of a group before they multiply anything, [group_size]."""
+    """The weights of a group's responses in the loss, from its advantages; both [group_size]."""
     return ESTIMATORS[type(method)].weigh(advantages)
 
 

@@ -1,31 +1,24 @@
-"""Views: plans laid out as rows for one forward pass, for a family's attention rule.
-
-* full attention: one row per view, the canvas with the view's positions masked;
-* block-causal: one row per trajectory, `[clean | noisy_1 | ... | noisy_n]`, where a noisy view
-  holds only the blocks in which it predicts something. The clean half never attends to a noisy one,
-  so that one clean copy serves all views exactly (a test compares with separate rows).
-
-Everything lies on the one absolute block grid of models/masks.py.
-"""
+"""Views: plans laid out as rows for one forward pass (objectives/view_rows.py), with what those
+rows predict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tracerl.models.families import Family
-from tracerl.models.masks import CLEAN, COMMON, DOCUMENT, PAD, Layout, block_starts_after
-from tracerl.models.transformer import predictor_positions
-from tracerl.objectives.plans import (
-    CANDIDATE,
-    PREDICTED,
-    VISIBLE,
-    Plan,
-    dense_ranks,
-    grid_blocks,
-    select_views,
+from tracerl.models.masks import DOCUMENT, PAD, Layout, block_starts_after
+from tracerl.objectives.plans import Plan, select_views
+from tracerl.objectives.view_rows import (
+    Row,
+    RowTokens,
+    canvas_length_of,
+    make_rows,
+    num_layout_tokens,
+    shareable_prompt,
 )
 from tracerl.types import Trajectory
 
@@ -88,51 +81,6 @@ class Views:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One row before padding, with the tokens that it predicts or scores as candidates."""
-
-    ids: Integers
-    """[length]: token ids."""
-    positions: Integers
-    """[length]: absolute positions."""
-    blocks: Integers
-    """[length]: attention blocks."""
-    streams: Integers
-    """[length]: streams of models/masks.py."""
-    columns: Integers
-    """[n]: column of the hidden state for each token of `tokens`."""
-    tokens: Integers
-    """[n]: indices in the response."""
-    views: Integers
-    """[n]: the view of each token of `tokens`."""
-    prompt: npt.NDArray[np.int32]
-    """The leading prompt tokens that other responses to the same prompt could share."""
-
-    def select(self, chosen: Bools) -> "_Row":
-        """The row with some of its tokens."""
-        return replace(
-            self, columns=self.columns[chosen], tokens=self.tokens[chosen], views=self.views[chosen]
-        )
-
-    def share_prompt(self) -> "_Row":
-        """The row with its shareable prompt visible to every document of the row."""
-        is_prompt = np.arange(len(self.streams)) < len(self.prompt)
-        return replace(self, streams=np.where(is_prompt, COMMON, self.streams))
-
-    def drop_prompt(self) -> "_Row":
-        """The row without its shareable prompt, of which nothing is predicted."""
-        length = len(self.prompt)
-        return replace(
-            self,
-            ids=self.ids[length:],
-            positions=self.positions[length:],
-            blocks=self.blocks[length:],
-            streams=self.streams[length:],
-            columns=self.columns - length,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Places:
     """Where each of n rows ends up in the padded table; all int64 [n]."""
 
@@ -142,17 +90,6 @@ class _Places:
     """Its first column."""
     document: Integers
     """Its number among the documents of that row."""
-
-
-def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, family: Family) -> int:
-    """Tokens that this trajectory's rows will have together (for packing micro-batches)."""
-    canvas = _canvas_length(trajectory, block_size, family)
-    if plan.causal:
-        return len(trajectory.prompt_ids) + len(trajectory.response_ids)
-    if family.attention == "full":
-        return canvas * len(plan.states)
-    predicts, _ = _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)
-    return canvas + block_size * int(predicts.sum())
 
 
 def max_row_tokens(
@@ -180,7 +117,7 @@ def split_plan(
     """
     if plan.causal or num_layout_tokens(trajectory, plan, block_size, family) <= max_tokens:
         return [plan]
-    canvas = _canvas_length(trajectory, block_size, family)
+    canvas = canvas_length_of(trajectory, block_size, family)
     parts: list[list[int]] = []
     total = 0
     for view in range(len(plan.states)):
@@ -209,7 +146,7 @@ def row_bundles(
     prompts = []
     for trajectory, plan in zip(trajectories, plans, strict=True):
         lengths.append(num_layout_tokens(trajectory, plan, block_size, family))
-        prompts.append(_shareable_prompt(trajectory, plan, block_size, family))
+        prompts.append(shareable_prompt(trajectory, plan, block_size, family))
     bundles: list[list[int]] = []
     totals: list[int] = []
     for index, joins in enumerate(_joins(lengths, prompts, group_tokens)):
@@ -238,66 +175,40 @@ def build_views(
     group_tokens: the same for neighbours with one prompt only, which then share one copy of its
     whole blocks (block-causal attention).
     """
-    rows: list[_Row] = []
-    source: list[Integers] = []
-    group: list[Integers] = []
-    weight: list[npt.NDArray[np.float32]] = []
-    targets: list[Integers] = []
-    candidates: list[OrderCandidates] = []
-    num_groups = 0
-    num_candidates = 0
-    for index, (trajectory, plan) in enumerate(zip(trajectories, plans, strict=True)):
-        blocks = grid_blocks(trajectory, block_size, family)
-        for row in _rows_of(trajectory, plan, block_size, family, mask_id):
-            ranks = dense_ranks(
-                np.zeros_like(row.tokens), blocks[row.tokens] * len(plan.states) + row.views
-            )
-            groups = ranks + num_groups
-            is_scored = plan.states[row.views, row.tokens] == PREDICTED
-            if plan.order is not None:
-                entries = _order_candidates(
-                    row, groups, plan.order, is_scored, len(rows), num_candidates
-                )
-                candidates.append(entries)
-                num_candidates += len(groups)
-            scored = row.select(is_scored)
-            rows.append(scored)
-            source.append(np.full(len(scored.tokens), index))
-            weight.append(plan.weights[scored.views, scored.tokens])
-            targets.append(trajectory.response_ids[scored.tokens].astype(np.int64))
-            group.append(groups[is_scored])
-            num_groups += int(ranks.max(initial=-1)) + 1
+    rows: list[Row] = []
+    sources: list[Integers] = []
+    for source, (trajectory, plan) in enumerate(zip(trajectories, plans, strict=True)):
+        for part in make_rows(trajectory, plan, block_size, family, mask_id):
+            rows.append(part)
+            sources.append(np.full(len(part.columns), source))
     joins = _row_joins(rows, row_tokens, group_tokens)
-    rows, dropped = _share_prompts(rows, joins) if group_tokens else (rows, [0] * len(rows))
+    if group_tokens:
+        rows = _share_prompts(rows, joins)
     places = _place_rows(rows, joins)
-    row_of = [np.full(len(row.tokens), places.row[i]) for i, row in enumerate(rows)]
-    column = [row.columns + places.start[i] for i, row in enumerate(rows)]
     input_ids, layout = _pad_rows(rows, places, mask_id)
+    row, column = _token_places(rows, places)
+    group = _number_groups(rows)
+    tokens = [part.tokens for part in rows]
+    is_predicted = _concatenate([part.is_predicted for part in tokens], np.bool_)
+
+    def predicted(values: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values[is_predicted])
+
     return Views(
         input_ids=input_ids,
         layout=layout,
-        row=_concatenate(row_of),
-        column=_concatenate(column),
-        targets=_concatenate(targets),
-        source=_concatenate(source),
-        token=_concatenate([row.tokens for row in rows]),
-        group=_concatenate(group),
-        weight=torch.from_numpy(np.concatenate(weight)) if weight else torch.zeros(0),
-        candidates=_place_candidates(candidates, places, dropped) if candidates else None,
+        row=predicted(row),
+        column=predicted(column),
+        targets=predicted(_concatenate([part.target for part in tokens], np.int64)),
+        source=predicted(_concatenate(sources, np.int64)),
+        token=predicted(_concatenate([part.index for part in tokens], np.int64)),
+        group=predicted(group),
+        weight=predicted(_concatenate([part.weight for part in tokens], np.float32)),
+        candidates=_order_candidates(tokens, row, column, group, is_predicted),
     )
 
 
-def _rows_of(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
-) -> list[_Row]:
-    if plan.causal:
-        return [_causal_row(trajectory, plan, family)]
-    if family.attention == "full":
-        return _full_rows(trajectory, plan, block_size, family, mask_id)
-    return [_block_row(trajectory, plan, block_size, family, mask_id)]
-
-
-def _row_joins(rows: Sequence[_Row], row_tokens: int, group_tokens: int) -> list[bool]:
+def _row_joins(rows: Sequence[Row], row_tokens: int, group_tokens: int) -> list[bool]:
     lengths = [len(row.ids) for row in rows]
     if group_tokens:
         return _joins(lengths, [row.prompt for row in rows], group_tokens)
@@ -325,17 +236,15 @@ def _same_prompt(prompts: Sequence[npt.NDArray[np.int32]] | None, i: int) -> boo
     return len(prompts[i]) > 0 and np.array_equal(prompts[i], prompts[i - 1])
 
 
-def _share_prompts(rows: Sequence[_Row], joins: Sequence[bool]) -> tuple[list[_Row], list[int]]:
-    """The rows, those that join another without their prompt, and how many tokens each lost."""
+def _share_prompts(rows: Sequence[Row], joins: Sequence[bool]) -> list[Row]:
+    """The rows, those that join another without their prompt."""
     shared = []
-    dropped = []
     for row, joined in zip(rows, joins, strict=True):
         shared.append(row.drop_prompt() if joined else row.share_prompt())
-        dropped.append(len(row.prompt) if joined else 0)
-    return shared, dropped
+    return shared
 
 
-def _place_rows(rows: Sequence[_Row], joins: Sequence[bool]) -> _Places:
+def _place_rows(rows: Sequence[Row], joins: Sequence[bool]) -> _Places:
     places: list[tuple[int, int, int]] = []
     end = 0
     for row, joined in zip(rows, joins, strict=True):
@@ -346,7 +255,7 @@ def _place_rows(rows: Sequence[_Row], joins: Sequence[bool]) -> _Places:
     return _Places(row=row_number.copy(), start=start, document=document_number)
 
 
-def _pad_rows(rows: Sequence[_Row], places: _Places, mask_id: int) -> tuple[torch.Tensor, Layout]:
+def _pad_rows(rows: Sequence[Row], places: _Places, mask_id: int) -> tuple[torch.Tensor, Layout]:
     """Token ids and layout of all rows; where nothing is masked, one row of padding."""
     height = max(int(places.row.max(initial=-1)) + 1, 1)
     width = 1
@@ -367,165 +276,51 @@ def _pad_rows(rows: Sequence[_Row], places: _Places, mask_id: int) -> tuple[torc
     return torch.from_numpy(ids), layout
 
 
-def _concatenate(parts: Sequence[Integers]) -> torch.Tensor:
-    if not parts:
-        return torch.zeros(0, dtype=torch.int64)
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+def _token_places(rows: Sequence[Row], places: _Places) -> tuple[Integers, Integers]:
+    """Row and column of the padded table that each token of the rows is read from."""
+    row_numbers = []
+    columns = []
+    for i, row in enumerate(rows):
+        row_numbers.append(np.full(len(row.columns), places.row[i]))
+        columns.append(row.columns + places.start[i])
+    return _concatenate(row_numbers, np.int64), _concatenate(columns, np.int64)
+
+
+def _number_groups(rows: Sequence[Row]) -> Integers:
+    """The group of each token of the rows, counted over all rows."""
+    groups = []
+    num_groups = 0
+    for row in rows:
+        groups.append(row.tokens.group + num_groups)
+        num_groups += int(row.tokens.group.max(initial=-1)) + 1
+    return _concatenate(groups, np.int64)
 
 
 def _order_candidates(
-    row: _Row,
-    groups: Integers,
-    order: Integers,
-    is_scored: Bools,
-    row_number: int,
-    first_entry: int,
-) -> OrderCandidates:
-    """The choice sets of one row, `row` and `column` counted before rows are placed."""
-    by_place = np.lexsort((order[row.tokens], groups))
-    starts = np.searchsorted(groups[by_place], groups[by_place])
-    entry = np.empty(len(groups), dtype=np.int64)
-    entry[by_place] = first_entry + np.arange(len(groups))
+    tokens: Sequence[RowTokens],
+    row: Integers,
+    column: Integers,
+    group: Integers,
+    is_predicted: Bools,
+) -> OrderCandidates | None:
+    """The choice sets of all rows, one a group; None where no order is scored. row, column, group
+    and is_predicted: of all tokens of the rows."""
+    orders = [part.order for part in tokens if part.order is not None]
+    if not orders:
+        return None
+    by_place = np.lexsort((np.concatenate(orders), group))
+    entry = np.empty(len(group), dtype=np.int64)
+    entry[by_place] = np.arange(len(group))
+    choice_set = group[by_place]
     return OrderCandidates(
-        row=torch.full((len(groups),), row_number),
-        column=torch.from_numpy(row.columns[by_place]),
-        choice_set=torch.from_numpy(groups[by_place]),
-        place=torch.from_numpy(np.arange(len(groups)) - starts),
-        chosen=torch.from_numpy(entry[is_scored]),
+        row=torch.from_numpy(row[by_place]),
+        column=torch.from_numpy(column[by_place]),
+        choice_set=torch.from_numpy(choice_set),
+        place=torch.from_numpy(np.arange(len(group)) - np.searchsorted(choice_set, choice_set)),
+        chosen=torch.from_numpy(entry[is_predicted]),
     )
 
 
-def _place_candidates(
-    parts: Sequence[OrderCandidates], places: _Places, dropped: Sequence[int]
-) -> OrderCandidates:
-    """The choice sets of all rows, where those rows ended up."""
-    row = torch.cat([part.row for part in parts])
-    shift = torch.from_numpy(places.start - np.array(dropped, dtype=np.int64))
-    return OrderCandidates(
-        row=torch.from_numpy(places.row)[row],
-        column=torch.cat([part.column for part in parts]) + shift[row],
-        choice_set=torch.cat([part.choice_set for part in parts]),
-        place=torch.cat([part.place for part in parts]),
-        chosen=torch.cat([part.chosen for part in parts]),
-    )
-
-
-def _shareable_prompt(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family
-) -> npt.NDArray[np.int32]:
-    """The prompt tokens whose hidden states are the same for every response: its whole blocks,
-    where attention is block-causal and nothing of the prompt is masked."""
-    if family.attention == "full" or plan.causal or plan.masked_prompt is not None:
-        return trajectory.prompt_ids[:0]
-    return trajectory.prompt_ids[: len(trajectory.prompt_ids) // block_size * block_size]
-
-
-def _blocks_with(
-    trajectory: Trajectory, block_size: int, family: Family, chosen: Bools
-) -> tuple[Bools, Integers]:
-    """Which blocks of the grid hold a chosen token in which view, bool [views, B], from bool
-    [views, R]; and their numbers, int64 [B]."""
-    blocks = grid_blocks(trajectory, block_size, family)
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
-    return np.logical_or.reduceat(chosen, starts, axis=1), blocks[starts]
-
-
-def _canvas_length(trajectory: Trajectory, block_size: int, family: Family) -> int:
-    """Tokens of the canvas: what the sampler saw, completed to whole training blocks."""
-    if family.attention == "block_causal":
-        return block_starts_after(trajectory.canvas_length, block_size)
-    return trajectory.canvas_length
-
-
-def _canvas(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
-) -> Integers:
-    """Prompt, response, and the mask on what the sampler never reached and on the prompt tokens
-    that the plan masks."""
-    canvas = np.full(_canvas_length(trajectory, block_size, family), mask_id, dtype=np.int64)
-    known = np.concatenate([trajectory.prompt_ids, trajectory.response_ids])
-    canvas[: len(known)] = known
-    if plan.masked_prompt is not None:
-        canvas[: len(plan.masked_prompt)][plan.masked_prompt] = mask_id
-    return canvas
-
-
-def _full_rows(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
-) -> list[_Row]:
-    canvas = _canvas(trajectory, plan, block_size, family, mask_id)
-    prompt = len(trajectory.prompt_ids)
-    response = len(trajectory.response_ids)
-    zeros = np.zeros_like(canvas)
-    rows = []
-    for view, states in enumerate(plan.states):
-        ids = canvas.copy()
-        ids[prompt : prompt + response][states != VISIBLE] = mask_id
-        tokens = np.flatnonzero((states == PREDICTED) | (states == CANDIDATE))
-        row = _Row(
-            ids=ids,
-            positions=np.arange(len(canvas)),
-            blocks=zeros,
-            streams=zeros + CLEAN,
-            columns=predictor_positions(torch.from_numpy(prompt + tokens), family).numpy(),
-            tokens=tokens,
-            views=np.full(len(tokens), view),
-            prompt=_shareable_prompt(trajectory, plan, block_size, family),
-        )
-        rows.append(row)
-    return rows
-
-
-def _causal_row(trajectory: Trajectory, plan: Plan, family: Family) -> _Row:
-    """Prompt and response, clean, every position a block of its own: it sees itself and what stands
-    before it."""
-    ids = np.concatenate([trajectory.prompt_ids, trajectory.response_ids]).astype(np.int64)
-    positions = np.arange(len(ids))
-    tokens = np.flatnonzero(plan.states[0] == PREDICTED)
-    predicted_at = torch.from_numpy(len(trajectory.prompt_ids) + tokens)
-    return _Row(
-        ids=ids,
-        positions=positions,
-        blocks=positions,
-        streams=np.zeros_like(positions) + CLEAN,
-        columns=predictor_positions(predicted_at, family).numpy(),
-        tokens=tokens,
-        views=np.zeros_like(tokens),
-        prompt=trajectory.prompt_ids[:0],
-    )
-
-
-def _block_row(
-    trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
-) -> _Row:
-    """[clean | noisy views], each noisy view only with the blocks in which it predicts
-    something."""
-    canvas = _canvas(trajectory, plan, block_size, family, mask_id)
-    prompt = len(trajectory.prompt_ids)
-    response = len(trajectory.response_ids)
-    chosen = (plan.states == PREDICTED) | (plan.states == CANDIDATE)
-    holds, numbers = _blocks_with(trajectory, block_size, family, chosen)
-    view, block = holds.nonzero()
-    # Absolute positions of the noisy blocks, [noisy blocks, K], view by view.
-    noisy_at = numbers[block][:, None] * block_size + np.arange(block_size)
-    is_masked = np.zeros((len(plan.states), len(canvas)), dtype=bool)
-    is_masked[:, prompt : prompt + response] = plan.states != VISIBLE
-    noisy = np.where(is_masked[view[:, None], noisy_at], mask_id, canvas[noisy_at])
-    positions = np.concatenate([np.arange(len(canvas)), noisy_at.reshape(-1)])
-    noisy_streams = (view + 1).repeat(block_size)
-    views, tokens = chosen.nonzero()
-    nth_noisy_block = holds.cumsum().reshape(holds.shape) - 1
-    block_of = (prompt + tokens) // block_size - prompt // block_size
-    columns = (
-        len(canvas) + nth_noisy_block[views, block_of] * block_size + (prompt + tokens) % block_size
-    )
-    return _Row(
-        ids=np.concatenate([canvas, noisy.reshape(-1)]),
-        positions=positions,
-        blocks=positions // block_size,
-        streams=np.concatenate([np.full(len(canvas), CLEAN), noisy_streams]),
-        columns=columns,
-        tokens=tokens,
-        views=views,
-        prompt=_shareable_prompt(trajectory, plan, block_size, family),
-    )
+def _concatenate(parts: Sequence[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """The parts one behind the other; there may be none."""
+    return np.concatenate([np.zeros(0, dtype=dtype), *parts])

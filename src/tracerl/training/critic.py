@@ -25,7 +25,8 @@ from tracerl.models.value import ValueModel
 from tracerl.objectives.advantages import explained_variance, returns_and_advantages
 from tracerl.objectives.losses import value_loss
 from tracerl.objectives.plans import Plan, trace_plan, trace_steps
-from tracerl.objectives.views import Views, build_views, num_layout_tokens, split_plan
+from tracerl.objectives.view_rows import num_layout_tokens
+from tracerl.objectives.views import Views, build_views, split_plan
 from tracerl.settings.rounds import Critic as CriticSettings
 from tracerl.settings.rounds import RlRound
 from tracerl.training.trainer import Trainer, pack_padded

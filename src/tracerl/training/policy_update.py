@@ -18,6 +18,7 @@ import torch
 from tracerl import distributed
 from tracerl.models.families import Family
 from tracerl.models.policy import Policy
+from tracerl.objectives.likelihood_units import Units, num_units, unit_weights, units_of
 from tracerl.objectives.losses import (
     denominator,
     kl_penalty,
@@ -27,13 +28,9 @@ from tracerl.objectives.losses import (
 )
 from tracerl.objectives.methods import (
     ESTIMATORS,
-    Units,
     estimate_units,
     make_plan,
-    num_units,
     score_predictions,
-    unit_weights,
-    units_of,
 )
 from tracerl.objectives.plans import Plan
 from tracerl.objectives.supervised import num_trace_views

@@ -27,7 +27,8 @@ from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
 from tracerl.objectives.plans import Plan
 from tracerl.objectives.supervised import make_plan, num_tokens
-from tracerl.objectives.views import build_views, max_row_tokens, num_layout_tokens, split_plan
+from tracerl.objectives.view_rows import num_layout_tokens
+from tracerl.objectives.views import build_views, max_row_tokens, split_plan
 from tracerl.seeds import generator_for, key_for
 from tracerl.settings.training import Training
 from tracerl.training.run_context import RunContext
