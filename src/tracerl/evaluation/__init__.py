@@ -1,1 +1,1 @@
-"""Benchmark evaluation."""
+"""Published data sets, evaluation and its metrics."""

@@ -10,7 +10,7 @@ import pytest
 from tests.published import published
 from tests.rewards.verify.forms import FORMS, different_renderings, equal_renderings
 from tests.rewards.verify.writings import layouts, neighbours, number_writings
-from tracerl.evaluation.benchmarks import read_rows
+from tracerl.evaluation.datasets import read_rows
 from tracerl.rewards.verify import algebra
 from tracerl.rewards.verify.answers import compare_answers, decide_quickly
 from tracerl.rewards.verify.numbers import number

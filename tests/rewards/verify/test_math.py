@@ -12,7 +12,7 @@ import pytest
 
 from tests.published import published
 from tests.rewards.verify.pairs import ADVERSARIAL, KINDS, ONE_WAY, ORDINARY
-from tracerl.evaluation.benchmarks import read_rows
+from tracerl.evaluation.datasets import read_rows
 from tracerl.rewards.verify.answers import decide_quickly
 from tracerl.rewards.verify.math import extract_answer
 from tracerl.rewards.verify.numbers import number

