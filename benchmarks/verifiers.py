@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tracerl.evaluation.datasets import DATASETS, read_dataset, read_rows
+from tracerl.rewards.verify.answers import compare_readings, decide_quickly
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.math import extract_answer
 from tracerl.rewards.verify.numbers import number
@@ -44,7 +45,7 @@ LIMITS = Limits(
 )
 
 
-def timed(name: str, count: int, run: Callable[[], None]) -> None:
+def timed(name: str, count: int, run: Callable[[], object]) -> None:
     start = time.monotonic()
     run()
     seconds = time.monotonic() - start
@@ -122,6 +123,40 @@ def math_figures(published: Path) -> None:
         else:
             print(f"left out: MATH-500 (no {path})")
     workers.close()
+
+
+NUM_QUICK_PAIRS = 10_000
+
+
+def quick_figures() -> None:
+    """How fast the verdicts are that need no algebra, and that algebra would say the same."""
+    from tests.rewards.verify.writings import list_pairs, number_pairs
+    from tracerl.rewards.verify import algebra
+
+    numbers = [pair[:2] for pair in number_pairs("benchmark", NUM_QUICK_PAIRS)]
+    lists = list(list_pairs("benchmark", NUM_QUICK_PAIRS))
+    spaced = [(gold, answer.replace(", ", ",")) for gold, answer in lists]
+    for name, pairs in (("numbers", numbers), ("lists", lists), ("lists, no spaces", spaced)):
+        timed(f"quick, {name}", len(pairs), lambda: [decide_quickly(*p) for p in pairs])  # noqa: B023
+    departures = [
+        (gold, answer)
+        for gold, answer in numbers
+        if decide_quickly(gold, answer) != algebra.same_expression(gold, answer)
+    ]
+    demand(
+        not departures, f"{len(numbers)} quick verdicts on numbers are algebra's {departures[:9]}"
+    )
+    departures = []
+    num_decided = 0
+    for gold, answer in lists + spaced:
+        quick = decide_quickly(gold, answer)
+        if quick is None:
+            continue
+        num_decided += 1
+        if quick != compare_readings(clean(gold), clean(answer), algebra):
+            departures.append((gold, answer))
+    claim = f"{num_decided} quick verdicts on lists are those of reading them {departures[:9]}"
+    demand(not departures, claim)
 
 
 def judged(
@@ -562,12 +597,23 @@ def main() -> None:
     )
     parser.add_argument(
         "--only",
-        choices=["math", "golds", "code", "cost", "hostile", "frames", "killed", "evaluation"],
+        choices=[
+            "math",
+            "quick",
+            "golds",
+            "code",
+            "cost",
+            "hostile",
+            "frames",
+            "killed",
+            "evaluation",
+        ],
         help="one part",
     )
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "math": lambda: math_figures(arguments.published),
+        "quick": quick_figures,
         "golds": lambda: gold_figures(arguments.published),
         "code": lambda: code_figures(arguments.published),
         "cost": cost_figures,

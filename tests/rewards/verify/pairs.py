@@ -251,6 +251,9 @@ ADVERSARIAL = [
 # that were dropped, and equal writings that were refused.
 # What docs/rewards.md decides about writings that could be read in two ways is here as well.
 KINDS = [
+    ("(1,234)", "1234", DIFFERENT),
+    ("1234", "(1,234)", DIFFERENT),
+    ("(1,234)", "(1, 234)", EQUAL),
     ("\\frac13", "0.333...", UNDECIDED),
     ("\\frac13", "0.333\\ldots", UNDECIDED),
     ("(1,2)", "1, 2", UNDECIDED),

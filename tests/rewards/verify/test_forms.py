@@ -2,17 +2,27 @@
 it, in every layout; no writing of another answer does."""
 
 import functools
-import random
 from fractions import Fraction
 
 import pytest
 
 from tests.published import published
 from tests.rewards.verify.forms import FORMS, different_renderings, equal_renderings
-from tests.rewards.verify.writings import layouts, neighbours, number_writings
+from tests.rewards.verify.writings import (
+    layouts,
+    list_pairs,
+    neighbours,
+    number_pairs,
+    number_writings,
+)
 from tracerl.evaluation.datasets import read_rows
 from tracerl.rewards.verify import algebra
-from tracerl.rewards.verify.answers import compare_answers, decide_quickly
+from tracerl.rewards.verify.answers import (
+    NeedsAlgebraError,
+    compare_answers,
+    compare_readings,
+    decide_quickly,
+)
 from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.spelling import clean
 
@@ -61,27 +71,32 @@ def test_a_spelling_is_spelt_like_itself():
     assert [text for text in texts if clean(clean(text)) != clean(text)] == []
 
 
-def random_number(rng):
-    kind = rng.choice(["whole", "decimal", "fraction"])
-    if kind == "whole":
-        return Fraction(rng.randint(-2000, 2000))
-    if kind == "decimal":
-        return Fraction(rng.randint(-99999, 99999), 10 ** rng.randint(1, 4))
-    return Fraction(rng.randint(-40, 40), rng.randint(1, 40))
-
-
-def test_the_quick_verdict_on_numbers_is_the_one_of_algebra():
-    """On 4,000 pairs of numbers the quick verdict is the truth; on a sample of them algebra, asked
-    for the same, agrees."""
-    rng = random.Random("numbers")
-    for place in range(4000):
-        value = random_number(rng)
-        other = rng.choice([value, -value, value + 1, value * 10, value + Fraction(1, 7)])
-        gold, answer = (rng.choice(number_writings(v)) for v in (value, other))
-        truth = "equal" if value == other else "different"
+def test_the_quick_verdict_on_numbers_is_whether_they_are_equal():
+    for gold, answer, are_equal in number_pairs("numbers", 4000):
+        truth = "equal" if are_equal else "different"
         assert decide_quickly(gold, answer) == truth, (gold, answer)
-        if place % 40 == 0:
-            assert algebra.same_expression(gold, answer) == truth, (gold, answer)
+
+
+def test_the_quick_value_of_a_number_is_the_one_algebra_reads():
+    """So that algebra would say the same of each of the pairs of these writings."""
+    texts = {text for gold, answer, _ in number_pairs("values", 250) for text in (gold, answer)}
+    values = {text: (number(clean(text)), algebra.parse(text)) for text in texts}
+    assert len(values) > 400
+    for text, (quick, slow) in values.items():
+        assert quick == Fraction(int(slow.p), int(slow.q)), text
+
+
+def test_the_quick_verdict_on_lists_of_numbers_is_the_one_of_reading_them():
+    verdicts = set()
+    for gold, answer in list_pairs("lists", 3000):
+        quick = decide_quickly(gold, answer)
+        try:
+            slow = compare_readings(clean(gold), clean(answer), None)
+        except NeedsAlgebraError:
+            slow = None
+        assert quick == slow, (gold, answer)
+        verdicts.add(quick)
+    assert {"equal", "different"} <= verdicts
 
 
 def test_golds_of_math500_equal_their_renderings_and_none_of_twenty_neighbours():

@@ -1,5 +1,6 @@
 """Rules that write one mathematical answer in many ways, and rules that make wrong ones of it."""
 
+import random
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -107,3 +108,63 @@ def _changed(text: str) -> Iterator[str]:
         yield f"\\text{{{word}}}" if word.isalpha() and len(word) > 1 else word
         yield f"{word}+k" if word.isdigit() else f"\\text{{not {word}}}"
         yield f"\\text{{{word} {word}}}"
+
+
+def random_number(rng: random.Random) -> Fraction:
+    kind = rng.choice(["whole", "decimal", "fraction"])
+    if kind == "whole":
+        return Fraction(rng.randint(-2000, 2000))
+    if kind == "decimal":
+        return Fraction(rng.randint(-99999, 99999), 10 ** rng.randint(1, 4))
+    return Fraction(rng.randint(-40, 40), rng.randint(1, 40))
+
+
+def number_pairs(seed: str, count: int) -> Iterator[tuple[str, str, bool]]:
+    """Two writings of numbers, and whether the numbers are equal."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        value = random_number(rng)
+        other = rng.choice([value, -value, value + 1, value * 10, value + Fraction(1, 7)])
+        gold, answer = (rng.choice(number_writings(number)) for number in (value, other))
+        yield gold, answer, value == other
+
+
+_BRACKETS = ("()", "()", "[]", "(]", "[)", "{}", "  ")
+
+
+def list_pairs(seed: str, count: int) -> Iterator[tuple[str, str]]:
+    """Two tuples, intervals, sets or bare lists of a few numbers, some of them equal: with and
+    without spaces after commas, with commas between thousands, items in another order."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        values = [random_number(rng) for _ in range(rng.choice([2, 2, 3, 4]))]
+        others = list(values)
+        change = rng.choice(["none", "none", "order", "value", "length", "repeat"])
+        if change == "order":
+            rng.shuffle(others)
+        elif change == "value":
+            others[rng.randrange(len(others))] += rng.choice([Fraction(1), Fraction(-1, 3)])
+        elif change == "length":
+            others.pop()
+        elif change == "repeat":
+            others.append(others[0])
+        brackets = rng.choice(_BRACKETS)
+        other_brackets = brackets if rng.random() < 0.7 else rng.choice(_BRACKETS)
+        yield _list_text(rng, values, brackets), _list_text(rng, others, other_brackets)
+
+
+def _list_text(rng: random.Random, values: list[Fraction], brackets: str) -> str:
+    items = [rng.choice(number_writings(value)) for value in values]
+    if rng.random() < 0.6:  # the plainest writing of each
+        items = [str(value) for value in values]
+    text = items[0]
+    comma = rng.choice([",", ", ", " , "])
+    for item in items[1:]:
+        text += (comma if rng.random() < 0.9 else rng.choice([",", ", "])) + item
+    left = brackets[0]
+    right = brackets[1]
+    if brackets == "{}":
+        return rf"\{{{text}\}}"
+    if brackets == "  ":
+        return text
+    return rng.choice([f"{left}{text}{right}", rf"\left{left}{text}\right{right}"])

@@ -52,6 +52,8 @@ def same_expression(gold: str, answer: str) -> Equivalence:
         return "equal"
     if not (isinstance(ours, sympy.Expr) and isinstance(theirs, sympy.Expr)):
         return "undecided"
+    if ours.is_Rational and theirs.is_Rational:
+        return "different"
     ours, theirs = _with_real_letters(ours), _with_real_letters(theirs)
     if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (ours, theirs)):
         finite = any(value.is_finite for value in (ours, theirs))

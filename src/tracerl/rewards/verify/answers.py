@@ -43,10 +43,20 @@ from tracerl.rewards.verify.spelling import clean
 from tracerl.rewards.verify.units import Unit
 
 _MAX_COMPARISONS = 400
+_MAX_PLAIN_ITEMS = 20  # of two sets: their product is _MAX_COMPARISONS
+_MAX_PLAIN_CHARACTERS = 400
 _APPROXIMATION = Fraction(1, 100)  # how far the two sides of `\\approx` may be apart, relatively
 
 # Most answers: no spelling, no reading.
 _PLAIN_NUMBER = re.compile(r"-?\d{1,100}(?:\.\d{1,100})?", re.ASCII)
+_PLAIN_ITEM = r"-?(?:\d+(?:[./]\d+)?|\\frac\{-?\d+\}\{\d+\})"
+_PLAIN_ITEMS = re.compile(
+    rf"(?P<open>[(\[]|\\\{{)(?P<items>{_PLAIN_ITEM}(?:, ?{_PLAIN_ITEM})+)(?P<close>[)\]]|\\\}})",
+    re.ASCII,
+)
+_WHOLE = re.compile(r" ?-?\d+", re.ASCII)
+_COMMA_DIGIT = re.compile(r",\d", re.ASCII)
+_BRACKETS = ("()", "(]", "[)", "[]", r"\{\}")
 
 
 class NeedsAlgebraError(Exception):
@@ -88,13 +98,20 @@ def compare_answers(gold: str, answer: str, algebra: Algebra | None) -> Equivale
         return "different"
     if max(len(ours), len(theirs)) > MAX_ANSWER:
         return "undecided"
+    items = _same_plain_items(ours, theirs)
+    if items is not None:
+        return items
     first, second = number(ours), number(theirs)
     if first is not None and second is not None:
         return _verdict(first == second)
     choice = _same_choice(ours, theirs)
-    if choice is not None:
-        return choice
-    ours, theirs = _without_label(ours), _without_label(theirs)
+    return choice or compare_readings(ours, theirs, algebra)
+
+
+def compare_readings(gold: str, answer: str, algebra: Algebra | None) -> Equivalence:
+    """The verdict on two answers in the spelling of `clean`, read into trees whatever they are: the
+    rule from which the shortcuts of `compare_answers` may not depart."""
+    ours, theirs = _without_label(gold), _without_label(answer)
     try:
         known = read(ours)
     except NotReadableError:
@@ -104,6 +121,33 @@ def compare_answers(gold: str, answer: str, algebra: Algebra | None) -> Equivale
     except NotReadableError:
         return "different" if isinstance(known, Words) else "undecided"
     return _Comparison(algebra).same(known, found)
+
+
+def _same_plain_items(gold: str, answer: str) -> Equivalence | None:
+    """Two tuples, intervals or sets of plain numbers, as reading and comparing them would decide;
+    None for anything else."""
+    ours, theirs = _plain_items(gold), _plain_items(answer)
+    if ours is None or theirs is None:
+        return None
+    if ours[0] == theirs[0] == r"\{\}":
+        return _verdict(set(ours[1]) == set(theirs[1]))
+    return None if r"\{\}" in (ours[0], theirs[0]) else _verdict(ours == theirs)
+
+
+def _plain_items(text: str) -> tuple[str, list[Fraction | int]] | None:
+    """The brackets and the values of a tuple, interval or set of at most 20 plain numbers."""
+    match = _PLAIN_ITEMS.fullmatch(text) if len(text) <= _MAX_PLAIN_CHARACTERS else None
+    if match is None or match["open"] + match["close"] not in _BRACKETS:
+        return None
+    if ", " in text and _COMMA_DIGIT.search(text):
+        return None  # the commas without a space may group thousands
+    values: list[Fraction | int] = []
+    for item in match["items"].split(","):
+        value = int(item) if _WHOLE.fullmatch(item) else number(item)
+        if value is None or len(values) == _MAX_PLAIN_ITEMS:
+            return None
+        values.append(value)
+    return match["open"] + match["close"], values
 
 
 _LETTER = re.compile(

@@ -45,9 +45,13 @@ def number(text: str) -> Fraction | None:
         return None
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1].strip()
+        if "," in text:
+            return None  # `(1,234)` is a point
     sign = -1 if text.startswith("-") else 1
     text = without_thousands(text.removeprefix("-" if sign < 0 else "+").lstrip())
-    value = _read_unsigned(_SHORT_FRACTION.sub(_with_braces, text))
+    if "\\frac" in text:
+        text = _SHORT_FRACTION.sub(_with_braces, text)
+    value = _read_unsigned(text)
     return None if value is None else sign * value
 
 
@@ -68,20 +72,32 @@ def repeating(text: str) -> tuple[Fraction, int] | None:
 
 def _read_unsigned(text: str) -> Fraction | None:
     if _PLAIN.fullmatch(text):
-        return Fraction(text)
+        return _decimal(text)
+    if "/" in text or "\\frac" in text:
+        return _read_fraction(text)
     if match := _POWER_OF_TEN.fullmatch(text):
         exponent = int(match["e"] or match["braced"] or match["bare"])
         return Fraction(match["digits"]) * Fraction(10) ** exponent
+    found = repeating(text)
+    return found[0] if found is not None and found[1] == len(text) else None
+
+
+def _read_fraction(text: str) -> Fraction | None:
     if match := _FRACTION.fullmatch(text) or _SLASH.fullmatch(text):
         return _ratio(match["top"], match["bottom"])
     if match := _MIXED.fullmatch(text):
         part = _ratio(match["top"] or match["over"], match["bottom"] or match["under"])
         return None if part is None or part >= 1 else int(match["whole"]) + part
-    found = repeating(text)
-    return found[0] if found is not None and found[1] == len(text) else None
+    return None
+
+
+def _decimal(digits: str) -> Fraction:
+    return Fraction(int(digits)) if digits.isdecimal() else Fraction(digits)
 
 
 def _ratio(top: str, bottom: str) -> Fraction | None:
+    if top.isdecimal() and bottom.isdecimal():
+        return Fraction(int(top), int(bottom)) if int(bottom) else None
     divisor = Fraction(bottom)
     return Fraction(top) / divisor if divisor else None
 

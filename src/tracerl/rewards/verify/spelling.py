@@ -112,16 +112,27 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,]|\.\d*,)", re.ASC
 
 def clean(text: str) -> str:
     """The text in one spelling. Linear in its length; safe on any text."""
-    text = _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
-    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match.group().translate(_SUPERSCRIPTS)}}}", text)
-    text = _THOUSANDS_SPACE.sub("", text)
-    text = _TOKEN.sub(_spell, _without_delimiters(text))
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
+    # Most answers are a few plain characters: a step is left out where it would find nothing.
+    if not text.isascii():
+        text = _SYMBOL.sub(lambda match: _SYMBOLS[match.group()], text)
+        text = _SUPERSCRIPT.sub(_with_caret, text)
+    if "\\," in text or ("," in text and ("{" in text or "\\!" in text)):
+        text = _THOUSANDS_SPACE.sub("", text)
+    if "$" in text:
+        text = _without_delimiters(text)
+    if "\\" in text or "~" in text:
+        text = _TOKEN.sub(_spell, text)
+    if "\\choose" in text:
+        text = _CHOOSE.sub(r"\\binom{\1}{\2}", text)
     text = _without_gaps(text)
     text = _trimmed(text)
     while (inner := _sole_group(text)) is not None:
         text = _trimmed(inner)
     return text
+
+
+def _with_caret(match: re.Match[str]) -> str:
+    return f"^{{{match.group().translate(_SUPERSCRIPTS)}}}"
 
 
 def _trimmed(text: str) -> str:
@@ -136,12 +147,16 @@ def thousands(text: str) -> list[tuple[int, int]]:
 
 def without_thousands(text: str) -> str:
     """The text with those commas left out."""
+    if "," not in text:
+        return text
     return _THOUSANDS.sub(lambda match: match.group().replace(",", ""), text)
 
 
 def _without_delimiters(text: str) -> str:
     """The text without dollar signs that delimit mathematics. One before a number that no other
     closes is currency, and is written `\\$`."""
+    if text[0] == text[-1] == "$" and text.count("$") == 2 and not text.endswith("\\$"):
+        return text[1:-1]
     signs = [match.start() for match in re.finditer(r"(?<!\\)\$", text)]
     if not signs:
         return text
@@ -167,8 +182,8 @@ def _spell(match: re.Match[str]) -> str:
 def _without_gaps(text: str) -> str:
     """Leaves out the spaces that separate nothing."""
     parts = text.split()
-    if not parts:
-        return ""
+    if len(parts) < 2:
+        return parts[0] if parts else ""
     out = [parts[0]]
     for left, right in itertools.pairwise(parts):
         joined = left[-1] + right[0]
@@ -179,8 +194,10 @@ def _without_gaps(text: str) -> str:
 
 def _sole_group(text: str) -> str | None:
     """The inside of braces or a \\text that hold everything; None if there are none."""
+    if not text.endswith("}"):
+        return None
     for opening in (r"\text{", r"\boxed{", r"\fbox{", "{"):
-        if text.startswith(opening) and text.endswith("}"):
+        if text.startswith(opening):
             inside = text[len(opening) : -1]
             return inside if _is_balanced(inside) else None
     return None
