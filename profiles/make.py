@@ -72,6 +72,7 @@ FULL_MODES = {
         "steps_per_block": 4,
     },
 }
+LONG = 10_000  # tokens of a response from which on layers are computed again in training
 DREAM_MATH_TOKENS = 1600  # limit of an evaluated response; training has 1024
 
 BLOCK_SAMPLER = {
@@ -382,7 +383,8 @@ def profile(
         "device": "cuda",
         "dtype": "bfloat16",
         "attention": "auto",
-        "checkpoint_layers": False,
+        # What all layers keep of a row of some 60,000 tokens does not fit any device.
+        "checkpoint_layers": sampler["max_new_tokens"] > LONG,
         "vectors": "avx2",
     }
     params["tasks"]["sets"] = {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tracerl.models.policy import Policy
     from tracerl.models.tokenizer import Tokenizer
+    from tracerl.settings.params import Params
     from tracerl.settings.sampling import Sampler
 
 app = typer.Typer(
@@ -418,6 +419,33 @@ def doctor(
         typer.Option(metavar="FILE", help="Check it and estimate the memory of its stages."),
     ] = None,
     root: Root = Path("."),
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Published config.json with the shape, if base.path is not there yet.",
+        ),
+    ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run one task through every stage, with random weights, and measure."
+        ),
+    ] = False,
+    layers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Layers of a rehearsal; without it 1 on a CPU, and all on a GPU."),
+    ] = None,
+    width_divisor: Annotated[
+        int,
+        typer.Option(min=1, help="Divide vocabulary, widths and heads of a rehearsal by this."),
+    ] = 1,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Length of a rehearsed prompt, tokens.")
+    ] = 64,
+    response_tokens: Annotated[
+        int, typer.Option(min=1, help="Limit of a rehearsed response, tokens.")
+    ] = 64,
 ) -> None:
     """Show devices, memory, attention back ends and versions; for a params file, its judges and
     what each stage needs.
@@ -426,16 +454,25 @@ def doctor(
     is what the last run of a stage took (its memory is the whole process's). Exits with status 1 if
     a stage needs more memory than there is.
 
+    With --rehearse, the stages run instead, each on one task, on a model of the checkpoint's shape
+    with random weights and with a tokenizer made on the spot; exits with status 1 if a stage is
+    refused.
+
     \b
     Examples:
       tracerl doctor
       tracerl doctor --params params.yaml
-      tracerl doctor --params profiles/sdar-4b.yaml
+      tracerl doctor --params profiles/sdar-4b.yaml --rehearse
+      tracerl doctor --params profiles/sdar-4b.yaml --rehearse --width-divisor 8 \\
+        --config profiles/configs/SDAR-4B-Chat.json
     """
-    from tracerl.models.checkpoint import device_of
-    from tracerl.reporting.doctor import judges, machine, measured, memory_limit, needs, readable
+    from tracerl.reporting.doctor import judges, machine
     from tracerl.settings.params import load_params
 
+    if rehearse and params is not None:
+        sizes = (layers, width_divisor, prompt_tokens, response_tokens)
+        _rehearse(load_params(params), root, config, sizes)
+        return
     table = new_table(["what", "here"], [False, False])
     for row in machine():
         table.add_row(*row)
@@ -448,31 +485,89 @@ def doctor(
         for state in judges(run, root, os.environ):
             table.add_row(*state)
         console().print(table)
-    device, limit = device_of(run.compute), memory_limit(run.compute)
-    wanted, found = needs(run, root), measured(root)
+    _show_needs(run, root, config)
+
+
+def _show_needs(params: "Params", root: Path, config: Path | None) -> None:
+    """What each stage needs, beside what its last run took."""
+    from tracerl.models.checkpoint import device_of
+    from tracerl.reporting.doctor import measured, memory_limit, needs, readable
+
+    device = device_of(params.compute)
+    limit = memory_limit(params.compute)
+    stages = needs(params, root, config)
+    runs = measured(root)
     memory = new_table(
         ["memory", "weights", "optimizer", "passes", "total", "measured"], [False] + [True] * 5
     )
     work = new_table(["work", "forwards", "measured", "TFLOP", "measured"], [False] + [True] * 4)
-    for need in wanted:
-        ran = found.get(need.stage)
-        peak, forwards, flops = (
-            (readable(ran["peak_bytes"]), f"{ran['forwards']:,}", f"{ran['flops'] / 1e12:,.2f}")
-            if ran
-            else [""] * 3
-        )
-        memory.add_row(
-            need.stage, *map(readable, (need.weights, need.state, need.passes, need.total)), peak
-        )
+    for need in stages:
+        peak = forwards = flops = ""
+        if need.stage in runs:
+            run = runs[need.stage]
+            peak = readable(run["peak_bytes"])
+            forwards = f"{run['forwards']:,}"
+            flops = f"{run['flops'] / 1e12:,.2f}"
+        sizes = (need.weights, need.state, need.passes, need.total)
+        memory.add_row(need.stage, *map(readable, sizes), peak)
         work.add_row(need.stage, f"{need.forwards:,}", forwards, f"{need.flops / 1e12:,.2f}", flops)
     console().print(memory, work)
-    short = [need.stage for need in wanted if need.total > limit]
+    short = [need.stage for need in stages if need.total > limit]
     _say(
         f"{device} has {readable(limit)}: "
         + (f"too little for {', '.join(short)}" if short else "enough for every stage.")
     )
     if short:
         raise typer.Exit(1)
+
+
+def _rehearse(
+    params: "Params", root: Path, config: Path | None, sizes: tuple[int | None, int, int, int]
+) -> None:
+    """Rehearses and shows what was found. sizes: layers, divisor of widths, tokens of prompts and
+    of responses."""
+    import tempfile
+
+    from tracerl.reporting.doctor import readable
+    from tracerl.reporting.rehearsal import plan_rehearsal, rehearse
+    from tracerl.reporting.rehearsal_inputs import Reductions, usual_layers
+
+    layers, width_divisor, prompt_tokens, response_tokens = sizes
+    reductions = Reductions(
+        num_layers=layers or usual_layers(),
+        width_divisor=width_divisor,
+        prompt_tokens=prompt_tokens,
+        response_tokens=response_tokens,
+    )
+    rehearsal = plan_rehearsal(params, root, config, reductions)
+    _say(f"rehearsed: {rehearsal.describe()}")
+    with tempfile.TemporaryDirectory(prefix="tracerl-rehearsal-") as folder:
+        stages = rehearse(rehearsal, Path(folder), lambda stage: _say(f"{stage} ...", error=True))
+    headings = ["stage", "time", "peak", "expected", "all layers: time", "peak", "whole run"]
+    table = new_table(headings, [False] + [True] * 6)
+    for stage in stages:
+        cells = ["refused", "", readable(stage.expected_bytes), "", ""]
+        if not stage.refusal:
+            cells = [
+                f"{stage.seconds:.2f} s",
+                readable(stage.peak_bytes),
+                readable(stage.expected_bytes),
+                f"{stage.full_seconds:.2f} s",
+                readable(stage.full_bytes),
+            ]
+        table.add_row(stage.stage, *cells, readable(stage.run_bytes))
+    console().print(table)
+    _say(
+        "peak: measured, beyond what the process held before; expected: what doctor counts for\n"
+        "what was rehearsed; all layers: scaled to them, all else as rehearsed; whole run: what\n"
+        "doctor counts for the params as they are"
+    )
+    refused = [stage for stage in stages if stage.refusal]
+    for stage in refused:
+        _say(f"{stage.stage} is refused: {stage.refusal}")
+    if refused:
+        raise typer.Exit(1)
+    _say("no stage is refused")
 
 
 ModelDir = Annotated[

@@ -250,3 +250,15 @@ def test_an_evaluation_of_one_set_twenty_times_counts_twenty_of_its_responses():
     data["evaluation"]["samples"] = {"sums-long": 20}
     found = by_stage(parse_params(data, ""))["evaluate@sft-short"]
     assert found.flops == pytest.approx(once.flops * 21 / 2)
+
+
+def test_layers_that_are_computed_again_keep_their_inputs_only():
+    """Two layers of 32 numbers a token, and all of the one that is computed again: inputs of norms
+    and projections, 2 heads and 1 key head of 16, an MLP of 64."""
+    data = tiny_params()
+    plain = by_stage(parse_params(data, ""))["sft@short"].passes
+    data["compute"] = {**data["compute"], "checkpoint_layers": True}
+    found = by_stage(parse_params(data, ""))["sft@short"].passes
+    of_layer = 6 * 32 + 2 * (2 * 2 + 2 * 1) * 16 + 4 * 64
+    tokens = data["sft"]["short"]["micro_batch_tokens"]
+    assert plain - found == tokens * 4 * (2 * of_layer - (2 * 32 + of_layer))

@@ -7,8 +7,7 @@ estimated from what a pass keeps, so a total is a guide and not a promise. Alloc
 Forwards and FLOPs (models/cost.py) are those of a run in which everything is as large as its limits
 allow: every prompt and response as long as they may be, one token a step where the order is
 dynamic, every sampled group needed. A run takes less, and stages write down how much (`measured`).
-All of it is for one process that keeps everything a layer computes: `launch` and
-`checkpoint_layers` take off what they say.
+All of it is for one process: `launch` takes off what it says.
 """
 
 import json
@@ -24,13 +23,14 @@ import torch
 
 from tracerl.models.attention import flash_installed
 from tracerl.models.cost import training_state_bytes
+from tracerl.models.directory import read_json
 from tracerl.models.families import FAMILIES
 from tracerl.models.lora import Adapters, adapt_layers
 from tracerl.models.policy import empty_model, shape_architecture
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import LOGITS_AT_ONCE, Architecture
-from tracerl.models.weights import stored_dtype
+from tracerl.models.weights import DTYPES, stored_dtype
 from tracerl.reporting.work import (
     Work,
     evaluation_work,
@@ -168,12 +168,13 @@ def memory_limit(compute: Compute) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def needs(params: Params, root: Path) -> list[Need]:
-    """What every stage with a model needs. `root` is where a relative base.path starts.
+def needs(params: Params, root: Path, config: Path | None = None) -> list[Need]:
+    """What every stage with a model needs.
 
-    Raises CheckpointError if base.path is no checkpoint directory.
+    root: where a relative base.path starts. config: a published config.json to take the shape from
+    instead of base.path's. Raises CheckpointError if base.path is no checkpoint directory.
     """
-    return list(_needs(params, root, *_shape(params, root)))
+    return list(stage_needs(params, root, *shape_of(params, root, config)))
 
 
 def measured(root: Path) -> dict[str, dict[str, int]]:
@@ -193,8 +194,10 @@ def readable(size: int) -> str:
     return f"{size / 1e3:.0f} kB"
 
 
-def _needs(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
-    """The stages' needs, in their order."""
+def stage_needs(
+    params: Params, root: Path, arch: Architecture, dtype: torch.dtype
+) -> Iterator[Need]:
+    """What every stage with a model needs for a model of this shape, in the stages' order."""
     for need in _memory(params, root, arch, dtype):
         work = _work(params, need.stage, arch)
         yield replace(need, forwards=work.forwards, flops=work.flops)
@@ -225,19 +228,20 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
 
 def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
     weights = _num_parameters(arch, None) * dtype.itemsize
+    checkpoint_layers = params.compute.checkpoint_layers
     if params.base.path is None:
-        yield _training("base", params.base.train, None, arch, dtype)
+        yield _training("base", params.base.train, None, arch, dtype, checkpoint_layers)
     else:
         yield Need("base", weights, 0, 0)
     judging = _judging(params, root, list(params.traces.rollouts), [], False)
     yield Need("traces", weights + judging, 0, _sampling(params.traces.sampler, arch, dtype))
     for name, sft in params.sft.items():
-        yield _training(f"sft@{name}", sft, sft.lora, arch, dtype)
+        yield _training(f"sft@{name}", sft, sft.lora, arch, dtype, checkpoint_layers)
     for name, rl in params.rl.items():
-        need = max(
-            (_training(f"rl@{name}", one, rl.lora, arch, dtype) for one in rl.phase_rounds),
-            key=lambda need: need.passes,
-        )
+        phases = []
+        for phase in rl.phase_rounds:
+            phases.append(_training(f"rl@{name}", phase, rl.lora, arch, dtype, checkpoint_layers))
+        need = max(phases, key=lambda need: need.passes)
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         asked = [rl.process.judge] if rl.process is not None else []
@@ -280,18 +284,18 @@ def _judge_bytes(judge: Judge, root: Path) -> int:
     return sum(path.stat().st_size for path in (root / directory).glob("*.safetensors"))
 
 
-def _shape(params: Params, root: Path) -> tuple[Architecture, torch.dtype]:
+def shape_of(
+    params: Params, root: Path, config: Path | None = None
+) -> tuple[Architecture, torch.dtype]:
+    """Shape and precision of the models of a run; `needs` says what root and config are."""
+    dtype = params.compute.dtype
     if params.base.path is None:
-        tokenizer = character_tokenizer()
-        arch = shape_architecture(params.base.model, tokenizer)
-        stored = torch.float32
-    else:
-        directory = root / params.base.path
-        config = read_config(directory)
-        arch, stored = architecture_of(config, directory), stored_dtype(config, directory)
-    return arch, stored if params.compute.dtype == "stored" else getattr(
-        torch, params.compute.dtype
-    )
+        arch = shape_architecture(params.base.model, character_tokenizer())
+        return arch, torch.float32 if dtype == "stored" else DTYPES[dtype]
+    directory = root / params.base.path if config is None else config.parent
+    published = read_config(directory) if config is None else read_json(config)
+    arch = architecture_of(published, directory)
+    return arch, stored_dtype(published, directory) if dtype == "stored" else DTYPES[dtype]
 
 
 def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
@@ -318,6 +322,7 @@ def _training(
     lora: Lora | None,
     arch: Architecture,
     dtype: torch.dtype,
+    checkpoint_layers: bool,
 ) -> Need:
     """Gradients, moments and masters of every trained parameter; what a micro-batch, or a single
     row if that is longer, keeps for its backward pass."""
@@ -330,7 +335,7 @@ def _training(
         stage,
         weights,
         training_state_bytes(trained, dtype),
-        tokens * arch.num_layers * _kept(arch) * dtype.itemsize + logits,
+        tokens * _activations(arch, checkpoint_layers) * dtype.itemsize + logits,
     )
 
 
@@ -341,11 +346,15 @@ def _longest_row(settings: Training | RlRound, arch: Architecture) -> int:
     return longest_sft_row(settings, family)
 
 
-def _kept(arch: Architecture) -> int:
-    """Numbers that one layer keeps of one token: inputs of norms and projections, queries, keys,
-    values, and the three of the MLP."""
+def _activations(arch: Architecture, checkpoint_layers: bool) -> int:
+    """Numbers that all layers keep of one token for the backward pass: inputs of norms and
+    projections, queries, keys, values, and the three of the MLP. With `checkpoint_layers` the
+    inputs of all layers, and the rest of the one that is computed again."""
     heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
-    return 6 * arch.hidden_size + 2 * heads + 4 * arch.intermediate_size
+    of_layer = 6 * arch.hidden_size + 2 * heads + 4 * arch.intermediate_size
+    if checkpoint_layers:
+        return arch.num_layers * arch.hidden_size + of_layer
+    return arch.num_layers * of_layer
 
 
 def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
