@@ -49,9 +49,9 @@ PHASES = {
     # Torch's optimizers import its compiler when the first one is made.
     "importing": ["tracerl.training.master_weights:adamw"],
     "reading": [
-        "stages.sft:worked_solutions",
-        "stages.sft:verified_traces",
-        *(f"stages.{s}:fitting_tasks" for s in ("traces", "rl", "evaluate")),
+        "stages.sft:load_examples",
+        "stages.rl:load_pools",
+        *(f"stages.{s}:fitting_tasks" for s in ("traces", "evaluate")),
     ],
     "sampling": ["tracerl.rollouts.responses:sample"],
     "verifying": ["tracerl.rollouts.responses:_verdicts_and_scores"],
@@ -77,8 +77,8 @@ PHASES = {
         *(f"tracerl.training.scratch:Workspace.{name}" for name in ("save", "publish")),
         "tracerl.training.collect:Collector._store",
         *(
-            f"stages.{stage}:{name}"
-            for stage in ("evaluate", "traces")
+            f"tracerl.{module}:{name}"
+            for module in ("evaluation.evaluate", "training.traces")
             for name in ("write_rollouts", "read_rollouts", "rollouts_to_table")
         ),
     ],

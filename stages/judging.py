@@ -9,8 +9,10 @@ from tracerl.rewards.judges.questions import Judge
 from tracerl.rewards.verify.verifier import configure
 from tracerl.settings.params import Params
 from tracerl.settings.rounds import RlRound
+from tracerl.training.collect import Judging
+from tracerl.training.process_rewards import ProcessRewarder
 
-_made: dict[str, Judge] = {}
+_judges: dict[str, Judge] = {}
 
 
 def prepare(params: Params) -> None:
@@ -20,19 +22,28 @@ def prepare(params: Params) -> None:
 
 
 def judge(params: Params, name: str) -> Judge:
-    """The judge of this name in verification.judges, one for all who ask for it."""
+    """The judge of this name in verification.judges; there is one of each."""
     settings = params.verification.judges[name]
-    if name not in _made:
+    if name not in _judges:
         variable = settings.key_variable
         key = None if variable is None else os.environ.get(variable)
-        _made[name] = make_judge(name, settings, paths.ROOT, params.compute, key)
-    return _made[name]
+        _judges[name] = make_judge(name, settings, paths.ROOT, params.compute, key)
+    return _judges[name]
 
 
-def asked(params: Params, settings: RlRound) -> tuple[str, ...]:
-    """Names of the judges that a round asks beside the verdicts: for a part of its reward, and for
-    steps."""
-    part = [str(params.verification.judge)] if "judge" in settings.reward else []
-    return tuple(
-        dict.fromkeys([*part, *([settings.process.judge] if settings.process is not None else [])])
+def round_judging(params: Params, settings: RlRound) -> Judging:
+    """How the responses of a round are judged."""
+    names = []
+    if "judge" in settings.reward:
+        names.append(str(params.verification.judge))
+    rewarder = None
+    if settings.process is not None:
+        names.append(settings.process.judge)
+        rewarder = ProcessRewarder(
+            judge=judge(params, settings.process.judge), settings=settings.process
+        )
+    return Judging(
+        truncated_is_wrong=params.truncated_is_wrong,
+        rewarder=rewarder,
+        judges=tuple(dict.fromkeys(names)),
     )

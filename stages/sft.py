@@ -19,10 +19,9 @@ from tracerl.models.tokenizer import Tokenizer
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params
 from tracerl.settings.training import Training
-from tracerl.store.files import read_tasks, read_trajectories
+from tracerl.training.examples import load_examples
 from tracerl.training.run_context import RunContext
-from tracerl.training.sft import drop_long_examples, longest_sft_row, train_sft, worked_trajectory
-from tracerl.types import Trajectory
+from tracerl.training.sft import longest_sft_row, train_sft
 
 
 def main(name: str) -> None:
@@ -53,24 +52,16 @@ def train_and_publish(
     space = open_workspace(stage, [*files.values(), *inputs])
     model, tokenizer = initial(params)
     measure(stage, model)
-    read = worked_solutions if data == "tasks" else verified_traces
-    examples, dropped = drop_long_examples(
-        {name: read(path, tokenizer) for name, path in files.items()}, settings.max_length, stage
-    )
+    examples, num_dropped = load_examples(data, files, tokenizer, settings.max_length, stage)
     warn_of_long_rows(stage, longest_sft_row(settings, model.family), settings.micro_batch_tokens)
-    curve = train_sft(
-        model,
-        tokenizer,
-        examples,
-        settings,
-        RunContext(
-            seed=params.seed,
-            stage=stage,
-            workspace=space,
-            on_progress=progress(stage, "step"),
-            launch=params.launch,
-        ),
+    context = RunContext(
+        seed=params.seed,
+        stage=stage,
+        workspace=space,
+        on_progress=progress(stage, "step"),
+        launch=params.launch,
     )
+    curve = train_sft(model, tokenizer, examples, settings, context)
     if not distributed.is_first():
         return
     save_checkpoint(model, tokenizer, space.directory / "checkpoint", paths.CHECKPOINTS / stage)
@@ -78,27 +69,13 @@ def train_and_publish(
         "policy_hash": policy_hash(model),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "num_examples": {task_set: len(pool) for task_set, pool in examples.items()},
-        "dropped_too_long": dropped,
+        "dropped_too_long": num_dropped,
         "loss": curve[-1]["loss"],
     }
     write_json(space.directory / "metrics.json", metrics)
     write_curve(space.directory / "curve.tsv", curve)
     space.publish(paths.training_outputs(stage))
     write_measured(stage)
-
-
-def worked_solutions(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
-    """The worked solutions of a task file's train split."""
-    return [
-        worked_trajectory(task, tokenizer)
-        for task in read_tasks(path)
-        if task.split == "train" and task.solution
-    ]
-
-
-def verified_traces(path: Path, _: Tokenizer) -> list[Trajectory]:
-    """The correct responses of a trace file."""
-    return read_trajectories(path, verdict="correct")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Text goes through the tokenizers whole or not at all."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as TokenizerFile
@@ -10,7 +12,7 @@ from transformers import Qwen2Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tracerl.errors import CheckpointError, DataError
-from tracerl.models.tokenizer import END, character_tokenizer, load_tokenizer
+from tracerl.models.tokenizer import END, Tokenizer, character_tokenizer, load_tokenizer
 
 
 def test_every_printable_character_comes_back():
@@ -52,6 +54,26 @@ def test_a_chat_template_is_rendered_with_its_special_tokens(tmp_path):
     tokenizer.save(tmp_path)
     loaded = load_tokenizer(tmp_path, None)
     assert loaded.prompt_ids("1+2=") == [*tokenizer.encode("1+2="), *tokenizer.end_ids]
+
+
+class CountingTokenizer(Tokenizer):
+    """Counts the conversations that it renders."""
+
+    num_renders = 0
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        self.num_renders += 1
+        return super().chat_ids(messages)
+
+
+def test_a_prompt_is_rendered_once_and_its_ids_belong_to_the_caller():
+    plain = character_tokenizer()
+    tokenizer = CountingTokenizer(plain.file, plain.end_ids, plain.mask_id, None)
+    ids = tokenizer.prompt_ids("1+2=")
+    ids.append(5)
+    assert tokenizer.prompt_ids("1+2=") == plain.encode("1+2=")
+    assert tokenizer.prompt_ids("1+3=") == plain.encode("1+3=")
+    assert tokenizer.num_renders == 2
 
 
 # Published forms

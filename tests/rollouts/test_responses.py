@@ -11,11 +11,11 @@ from tracerl.models.tokenizer import character_tokenizer
 from tracerl.rewards.verify.verifier import VERSION, provenance
 from tracerl.rollouts.responses import (
     SampleContext,
-    fitting_tasks,
     prompt_ids,
     respond,
     rollouts_to_table,
 )
+from tracerl.rollouts.task_pools import fitting_tasks
 from tracerl.store.files import read_rollouts, write_rollouts, write_tasks
 from tracerl.types import Task
 
@@ -76,9 +76,19 @@ def test_a_file_of_responses_names_what_judged_them(tmp_path):
 def test_the_opening_counts_towards_the_prompt_limit(tmp_path):
     files = {"sums": tmp_path / "sums.parquet"}
     write_tasks(files["sums"], TASKS)
-    kept, left_out = fitting_tasks(
-        files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=8), "here"
-    )
-    assert (kept, left_out) == ({"sums": TASKS[:1]}, {"sums": 1})
+    sampler = tiny_sampler(opening="So ", max_prompt_tokens=8)
+    tasks, num_dropped = fitting_tasks(files, TOKENIZER, [sampler], "here")
+    assert (tasks, num_dropped) == ({"sums": TASKS[:1]}, {"sums": 1})
+    tight = tiny_sampler(opening="So ", max_prompt_tokens=6)
     with pytest.raises(DataError, match="longer than the limit"):
-        fitting_tasks(files, TOKENIZER, tiny_sampler(opening="So ", max_prompt_tokens=6), "here")
+        fitting_tasks(files, TOKENIZER, [tight], "here")
+
+
+def test_a_prompt_must_fit_every_sampler(tmp_path):
+    files = {"sums": tmp_path / "sums.parquet"}
+    write_tasks(files["sums"], TASKS)
+    # The second prompt has six tokens; an opening of three leaves it five of the eight.
+    samplers = [tiny_sampler(max_prompt_tokens=6)]
+    assert fitting_tasks(files, TOKENIZER, samplers, "here")[1] == {"sums": 0}
+    samplers.append(tiny_sampler(opening="So ", max_prompt_tokens=8))
+    assert fitting_tasks(files, TOKENIZER, samplers, "here")[1] == {"sums": 1}

@@ -44,7 +44,8 @@ from tracerl.training.policy_update import (
     longest_rl_row,
     splits_views,
 )
-from tracerl.training.rl import Models, held_out_declines, train_rl
+from tracerl.training.rl import Models, train_rl
+from tracerl.training.round_metrics import held_out_declines
 from tracerl.types import Rollout, Task
 
 TOKENIZER = character_tokenizer()

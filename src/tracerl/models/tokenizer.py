@@ -80,6 +80,7 @@ class Tokenizer:
         self.names = names or {}
         self.files = files or {}
         self._template = ChatTemplate(template, self.names, where) if template else None
+        self._prompt_ids: dict[str, tuple[int, ...]] = {}
 
     @property
     def vocab_size(self) -> int:
@@ -112,8 +113,15 @@ class Tokenizer:
         return text
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Ids of a user's prompt in the checkpoint's chat form, up to where the response starts."""
-        return self.chat_ids([{"role": "user", "content": prompt}])
+        """Ids of a user's prompt in the checkpoint's chat form, up to where the response starts.
+
+        A prompt is rendered once: a stage measures all of its prompts first and then samples
+        responses to some, again and again.
+        """
+        if prompt not in self._prompt_ids:
+            ids = self.chat_ids([{"role": "user", "content": prompt}])
+            self._prompt_ids[prompt] = tuple(ids)
+        return list(self._prompt_ids[prompt])
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation (`role` and `content`) in the checkpoint's chat form, up to where

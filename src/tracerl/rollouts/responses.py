@@ -3,13 +3,11 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tracerl import distributed
-from tracerl.errors import DataError
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.verify.parts import reward_parts
@@ -20,7 +18,7 @@ from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for
 from tracerl.settings.rewards import RewardPart
 from tracerl.settings.sampling import Sampler
-from tracerl.store.files import read_tasks, rollout_table
+from tracerl.store.files import rollout_table
 from tracerl.store.schema import JUDGED_BY_KEY
 from tracerl.types import Rollout, Task, Trajectory
 
@@ -215,33 +213,6 @@ def prompt_ids(prompt: str, tokenizer: Tokenizer, settings: Sampler) -> list[int
 def opening_ids(tokenizer: Tokenizer, settings: Sampler) -> list[int]:
     """Token ids of the opening; empty if there is none."""
     return tokenizer.encode(settings.opening) if settings.opening else []
-
-
-def fitting_tasks(
-    files: Mapping[str, Path], tokenizer: Tokenizer, settings: Sampler, where: str
-) -> tuple[dict[str, list[Task]], dict[str, int]]:
-    """By task set, the tasks whose prompt fits `max_prompt_tokens`, and how many do not.
-
-    Raises DataError if none of a set fits.
-    """
-    fitting: dict[str, list[Task]] = {}
-    num_dropped = {}
-    for name, path in files.items():
-        tasks = read_tasks(path)
-        fitting[name] = []
-        for task in tasks:
-            if len(prompt_ids(task.prompt, tokenizer, settings)) <= settings.max_prompt_tokens:
-                fitting[name].append(task)
-        num_dropped[name] = len(tasks) - len(fitting[name])
-        if tasks and not fitting[name]:
-            raise DataError(
-                "every prompt is longer than the limit",
-                where=f"{where}: {name}",
-                got=f"{len(tasks)} tasks",
-                wanted=f"at most {settings.max_prompt_tokens} prompt tokens",
-                do="raise sampler.max_prompt_tokens",
-            )
-    return fitting, num_dropped
 
 
 # Columns of the store for keys of orders and caches.

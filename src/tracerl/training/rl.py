@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from tracerl.evaluation.metrics import summarise
-from tracerl.models.checkpoint import load_for_training
+from tracerl.models.checkpoint import load_for_training, save_checkpoint
 from tracerl.models.policy import Policy, fit_order_module
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.models.value import ValueModel, load_value_model
+from tracerl.models.value import ValueModel, load_value_model, save_value_model
+from tracerl.rollouts.task_pools import fitting_tasks, held_out_tasks, training_tasks
 from tracerl.sampling.orders import needs_module
 from tracerl.seeds import generator_for
 from tracerl.settings.models import Compute
@@ -59,6 +60,23 @@ class Models:
     """The initial policy, needed for kl_to "initial" and "synced" (where it is overwritten)."""
     value_model: ValueModel | None = None
     """Trained beside the policy for advantages "gae"."""
+
+    @property
+    def transformers(self) -> list[Policy]:
+        """All that go through forward passes."""
+        models = [self.policy]
+        if self.reference is not None:
+            models.append(self.reference)
+        if self.value_model is not None:
+            models.append(self.value_model.transformer)
+        return models
+
+    def save(self, directory: Path, final_dir: Path) -> None:
+        """Writes the policy, and in its directory the value model, as a checkpoint. final_dir:
+        where the directory will be published."""
+        save_checkpoint(self.policy, self.tokenizer, directory, final_dir)
+        if self.value_model is not None:
+            save_value_model(self.value_model, directory)
 
 
 def load_models(
@@ -94,6 +112,38 @@ class TaskPools:
     """What is sampled for training."""
     held_out: dict[str, list[Task]]
     """What the held-out accuracy is measured on."""
+    num_dropped: dict[str, int] = field(default_factory=dict)
+    """Tasks of each set whose prompt is too long for a sampler of the round."""
+
+
+def training_sets(settings: RlRound) -> list[str]:
+    """The task sets that the phases of a round draw from, each once."""
+    names = [name for phase in settings.phase_rounds for name in phase.tasks]
+    return list(dict.fromkeys(names))
+
+
+def held_out_sets(settings: RlRound) -> list[str]:
+    """The task sets that a round's held-out accuracy is measured on."""
+    return list(settings.held_out.tasks or settings.tasks)
+
+
+def load_pools(
+    files: Mapping[str, Path], tokenizer: Tokenizer, settings: RlRound, stage: str
+) -> TaskPools:
+    """The tasks of a round whose prompts fit its samplers. files: Parquet file of each set.
+
+    Raises DataError if no prompt of a set fits, or a measured set has no held-out problem.
+    """
+    samplers = [settings.sampler, *(phase.sampler for phase in settings.phase_rounds)]
+    tasks, num_dropped = fitting_tasks(files, tokenizer, samplers, stage)
+    held_out = {}
+    for name in held_out_sets(settings):
+        held_out[name] = held_out_tasks(tasks[name], f"{stage}: {name}")
+    return TaskPools(
+        train={name: training_tasks(tasks[name]) for name in training_sets(settings)},
+        held_out=held_out,
+        num_dropped=num_dropped,
+    )
 
 
 @dataclass
@@ -214,24 +264,6 @@ def _iterate(round_: _Round, pools: TaskPools, iteration: int) -> dict[str, Any]
     for name in ("tokens_per_step", "mean_length", "truncation_rate", "empty_rate"):
         row[name] = summary[name]
     return row
-
-
-def held_out_declines(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The remasking modes in which a round ended below where it began, beyond the 95% interval of
-    its start, each with a few words on it. rows: the curve `held_out`."""
-    declines = {}
-    for last in rows:
-        if last["iteration"] != rows[-1]["iteration"]:
-            continue
-        mode = last["remasking"]
-        first = next(row for row in rows if row["remasking"] == mode)
-        if last["accuracy"] < first["ci_low"]:
-            declines[mode] = (
-                f"held-out accuracy fell from {first['accuracy']:.3f} "
-                f"(95% interval from {first['ci_low']:.3f}) to {last['accuracy']:.3f}; "
-                f"{last['empty_rate']:.0%} of the responses are empty"
-            )
-    return declines
 
 
 def make_batch(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tracerl import distributed
-from tracerl.errors import DataError, ParamsError
+from tracerl.errors import ParamsError
 from tracerl.models.families import FAMILIES, Attention, Family
 from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.models.policy import Policy, seed_dropout
@@ -274,31 +274,3 @@ def longest_sft_row(settings: Training, family: Family) -> int:
     block_size, length = max(settings.block_sizes), settings.max_length
     every_view = num_tokens(settings.objective, family.attention, block_size, length)
     return min(every_view, max_row_tokens(family, block_size, 0, length))
-
-
-def drop_long_examples(
-    examples: dict[str, list[Trajectory]], max_length: int, stage: str
-) -> tuple[dict[str, list[Trajectory]], dict[str, int]]:
-    """Leaves out examples longer than `max_length` tokens and counts them per task set.
-
-    Raises DataError if a set has no example left.
-    """
-    short: dict[str, list[Trajectory]] = {}
-    for name, pool in examples.items():
-        short[name] = [t for t in pool if len(t.prompt_ids) + len(t.response_ids) <= max_length]
-    dropped = {name: len(examples[name]) - len(short[name]) for name in examples}
-    empty = [name for name, pool in short.items() if not pool]
-    if empty:
-        counts = {}
-        for name in empty:
-            counts[name] = (
-                f"{len(examples[name])} examples, {dropped[name]} longer than {max_length}"
-            )
-        raise DataError(
-            "a task set gives no training example",
-            where=f"{stage}: {', '.join(empty)}",
-            got=counts,
-            wanted="at least one with a solution",
-            do="raise max_length, or add solutions or traces to the set",
-        )
-    return short, dropped

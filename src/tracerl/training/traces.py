@@ -7,8 +7,10 @@ then neighbouring selections are merged to steps of `step_tokens` tokens. Since 
 known, all blocks of a block-causal model are decided in one forward pass per selection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +24,71 @@ from tracerl.objectives.likelihood import predicted_logits
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
 from tracerl.objectives.views import build_views
 from tracerl.rewards.verify.verifier import Verdict
-from tracerl.rollouts.responses import SampleContext, settings_columns
+from tracerl.rollouts.responses import (
+    SampleContext,
+    respond,
+    rollouts_to_table,
+    settings_columns,
+)
 from tracerl.settings.training import Traces
+from tracerl.store.files import read_rollouts, write_rollouts
 from tracerl.training.sft import complete_last_block, worked_trajectory
 from tracerl.types import Rollout, Task, Trajectory
+
+
+def collect_traces(
+    model: Policy,
+    tokenizer: Tokenizer,
+    tasks: Mapping[str, Sequence[Task]],
+    settings: Traces,
+    context: SampleContext,
+    folder: Path,
+    on_progress: Callable[[int, int, str], None],
+) -> dict[str, dict[str, Any]]:
+    """Writes the traces of every task set as `folder`/<set>.parquet and returns counts of each.
+
+    Solutions are taken from the beginning of a set, tasks that the model answers itself from its
+    end. tasks: training tasks by set. A set whose file is there is not sampled again. `on_progress`
+    is called with responses done, responses in all, and the set.
+    """
+    total = sum(settings.preferred.values()) + settings.group_size * sum(settings.rollouts.values())
+    num_done = 0
+    counts = {}
+    for name, pool in tasks.items():
+
+        def on_done(number: int, name: str = name) -> None:
+            nonlocal num_done
+            num_done += number
+            on_progress(num_done, max(total, num_done), name)
+
+        path = folder / f"{name}.parquet"
+        if not path.is_file():
+            with_solution = [task for task in pool if task.solution]
+            solutions = collect_solutions(
+                model,
+                tokenizer,
+                with_solution[: settings.preferred.get(name, 0)],
+                settings,
+                replace(context, stage=f"{context.stage}/preferred"),
+                on_done,
+            )
+            responses = respond(
+                model,
+                tokenizer,
+                pool[max(0, len(pool) - settings.rollouts.get(name, 0)) :],
+                settings.group_size,
+                settings.sampler,
+                context,
+                on_done,
+            )
+            write_rollouts(path, rollouts_to_table([*solutions, *responses]))
+        table = read_rollouts(path)
+        counts[name] = {
+            "num_responses": table.num_rows,
+            "num_verified": table["verdict"].to_pylist().count("correct"),
+            "mean_steps": sum(table["num_steps"].to_pylist()) / max(table.num_rows, 1),
+        }
+    return counts
 
 
 def collect_solutions(
