@@ -4,6 +4,7 @@ message with exit status 1."""
 import csv
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,12 @@ from tests.reporting.synthetic_run import (
 from tests.rounds import SERVER
 from tracerl.cli import main
 from tracerl.disk import write_json
-from tracerl.reporting.summary import COLUMNS, HEADINGS, markdown_table, read_summary
+from tracerl.reporting.seeds import (
+    collect_seeds,
+    split_seed,
+    write_seeds,
+)
+from tracerl.reporting.summary import COLUMNS, HEADINGS, read_summary
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.store.parquet import seal
 from tracerl.store.schema import DATASETS
@@ -217,16 +223,37 @@ def test_the_markdown_summary_has_one_line_per_row(run_folder, capsys):
     assert {line.count("|") for line in lines} == {len(HEADINGS) + 1}
 
 
-def test_the_readme_shows_the_committed_summary():
+def test_the_summary_has_the_range_over_seeds_of_this_run_and_of_no_other(
+    run_folder, tmp_path, capsys
+):
+    shutil.copytree(run_folder / "reports", tmp_path / "reports")
+    (tmp_path / "params.yaml").write_text("seed: 1")
+    rows = read_summary(tmp_path / "reports" / "metrics" / "summary.json")
+    better = [{**row, "accuracy": 1.0} for row in rows]
+    results = collect_seeds(split_seed("seed: 1")[1], {1: rows, 2: better})
+    write_seeds(tmp_path / "reports" / "seeds.json", results)
+    low = f"{100 * rows[0]['accuracy']:.1f}"
+    tracerl("summary", root=tmp_path)
+    assert f"{low} to 100.0%" in capsys.readouterr().out
+    tracerl("summary", "--markdown", root=tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert " | seeds 1, 2 | " in lines[0]
+    assert f"] | {low} to 100.0% | " in lines[2]
+    (tmp_path / "params.yaml").write_text("seed: 1\nthreads: 2")
+    tracerl("summary", "--markdown", root=tmp_path)
+    written = capsys.readouterr()
+    assert "seeds" not in written.out
+    assert "reports/seeds.json is of another run" in written.err
+
+
+def test_the_readme_shows_the_committed_summary(capsys):
     readme, summary = ROOT / "README.md", ROOT / "reports" / "metrics" / "summary.json"
     if not (readme.is_file() and summary.is_file()):
         pytest.skip("there is no README or no result table yet")
-    shown = (
-        readme.read_text(encoding="utf-8")
-        .split("<!-- summary:begin -->")[1]
-        .split("<!-- summary:end -->")[0]
-    )
-    assert shown.strip() == markdown_table(read_summary(summary)), (
+    text = readme.read_text(encoding="utf-8")
+    shown = text.split("<!-- summary:begin -->")[1].split("<!-- summary:end -->")[0]
+    tracerl("summary", "--markdown", root=ROOT)
+    assert shown.strip() == capsys.readouterr().out.strip(), (
         "put the output of `tracerl summary --markdown` between the markers"
     )
 

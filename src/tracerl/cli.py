@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tracerl.models.policy import Policy
     from tracerl.models.tokenizer import Tokenizer
+    from tracerl.reporting.summary import Row, SeedColumn
     from tracerl.settings.params import Params
     from tracerl.settings.sampling import Sampler
 
@@ -351,25 +352,45 @@ def summary(
 ) -> None:
     """Print the result table, where the report is, and whether the run equals the committed one.
 
+    The table has the range over several seeds where reports/seeds.json holds one for this run
+    (`python -m flows.seeds 2 3` makes it).
+
     \b
     Examples:
       tracerl summary
       tracerl summary --markdown
     """
     from tracerl.reporting.committed import compare_with_commit, describe
-    from tracerl.reporting.summary import HEADINGS, markdown_table, read_summary, row_cells
+    from tracerl.reporting.summary import NUM_NAMES, markdown_table, read_summary, table_lines
 
     reports = root / "reports"
     rows = read_summary(reports / "metrics" / "summary.json")
+    seeds = _seed_column(root, rows)
     if markdown:
-        _say(markdown_table(rows))
+        _say(markdown_table(rows, seeds))
         return
-    table = new_table(HEADINGS, [index >= 3 for index in range(len(HEADINGS))])
-    for row in rows:
-        table.add_row(*row_cells(row))
+    headings, *lines = table_lines(rows, seeds)
+    table = new_table(headings, [index >= NUM_NAMES for index in range(len(headings))])
+    for line in lines:
+        table.add_row(*line)
     console().print(table)
     _say(f"Report: {reports / 'report.html'}")
     _say(describe(compare_with_commit(root)))
+
+
+def _seed_column(root: Path, rows: "Sequence[Row]") -> "SeedColumn | None":
+    """The range over seeds beside the result table; None, and why on the error stream, if there is
+    none of this run."""
+    from tracerl.reporting.seeds import read_seeds, seed_column
+
+    results = read_seeds(root / "reports" / "seeds.json")
+    if results is None:
+        return None
+    try:
+        return seed_column(results, (root / "params.yaml").read_text(), rows)
+    except DataError as error:
+        _say(f"note: no range over seeds: {error}", error=True)
+        return None
 
 
 @app.command()

@@ -3,6 +3,7 @@ README, terminal and report."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,31 @@ COLUMNS = (
     "mean_length",
     "truncation_rate",
 )
+_ACCURACY = "accuracy (95% interval)"
 HEADINGS = (
     "checkpoint",
     "benchmark",
     "remasking",
     "block size",
     "problems",
-    "accuracy (95% interval)",
+    _ACCURACY,
     "tokens/step",
     "tokens/forward",
     "mean length",
     "truncated",
 )
+NUM_NAMES = 3
+"""How many of the columns, the first ones, hold names; the others hold numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedColumn:
+    """A column of the result table: the range of each row's accuracy over several seeds."""
+
+    heading: str
+    """Such as "seeds 1, 2, 3"."""
+    cells: tuple[str, ...]
+    """A range per row, such as "46.0 to 51.2%"."""
 
 
 def summary_rows(directory: Path, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -57,15 +71,28 @@ def read_summary(path: Path) -> list[dict[str, Any]]:
     return _read_rows(path, do="make it with the report stage: dvc repro report")
 
 
-def row_cells(row: Row) -> list[str]:
+def table_lines(rows: Sequence[Row], seeds: SeedColumn | None) -> list[list[str]]:
+    """The result table as text, headings first; the range over seeds, if there is one, beside the
+    accuracy."""
+    lines = [list(HEADINGS), *map(_cells, rows)]
+    if seeds is not None:
+        place = HEADINGS.index(_ACCURACY) + 1
+        for line, cell in zip(lines, (seeds.heading, *seeds.cells), strict=True):
+            line.insert(place, cell)
+    return lines
+
+
+def _cells(row: Row) -> list[str]:
     """A row as text, one entry per heading. Shares are per cent; lengths and rates are tokens."""
     return [
-        *(
-            str(row[name])
-            for name in ("checkpoint", "benchmark", "remasking", "block_size", "num_problems")
-        ),
+        str(row["checkpoint"]),
+        str(row["benchmark"]),
+        str(row["remasking"]),
+        str(row["block_size"]),
+        str(row["num_problems"]),
         accuracy_text(row),
-        *(f"{row[name]:.2f}" for name in ("tokens_per_step", "tokens_per_forward")),
+        f"{row['tokens_per_step']:.2f}",
+        f"{row['tokens_per_forward']:.2f}",
         f"{row['mean_length']:.1f}",
         f"{100 * row['truncation_rate']:.1f}%",
     ]
@@ -77,17 +104,19 @@ def accuracy_text(row: Row) -> str:
     return f"{100 * row['accuracy']:.1f}% [{low:.1f}, {high:.1f}]"
 
 
-def markdown_table(rows: Sequence[Row]) -> str:
+def markdown_table(rows: Sequence[Row], seeds: SeedColumn | None) -> str:
     """The result table as Markdown, names to the left and numbers to the right."""
-    ruler = ["---"] * 3 + ["---:"] * (len(HEADINGS) - 3)
-    lines = [HEADINGS, ruler, *(row_cells(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    headings, *lines = table_lines(rows, seeds)
+    ruler = ["---"] * NUM_NAMES + ["---:"] * (len(headings) - NUM_NAMES)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ruler, *lines))
 
 
 def _read_rows(path: Path, do: str) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
-        missing = sorted({column for row in rows for column in COLUMNS if column not in row})
+        missing: set[str] = set()
+        for row in rows:
+            missing |= set(COLUMNS) - row.keys()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             "a file of results cannot be read",
@@ -100,7 +129,7 @@ def _read_rows(path: Path, do: str) -> list[dict[str, Any]]:
         raise DataError(
             "a file of results lacks columns",
             where=str(path),
-            got=missing,
+            got=sorted(missing),
             wanted=", ".join(COLUMNS),
             do=do,
         )
