@@ -40,6 +40,7 @@ from tracerl.reporting.work import (
     trace_work,
 )
 from tracerl.rewards.judges.server import server_state
+from tracerl.rewards.verify.control_groups import accounting
 from tracerl.sampling.caches import cache_for
 from tracerl.settings.base import Section
 from tracerl.settings.models import Compute, Lora
@@ -122,6 +123,7 @@ def machine() -> list[tuple[str, str]]:
     flash = "installed" if torch.cuda.is_available() else "installed, but there is no CUDA"
     missing = "not installed: pip install --no-build-isolation 'tracerl[flash]'"
     rows.append(("attention flash", flash if flash_installed() else missing))
+    rows.append(("programs' use counted by", accounting()))
     return rows + [(name, _version(name)) for name in _PACKAGES]
 
 

@@ -22,24 +22,29 @@ import itertools
 import json
 import os
 import platform
-import py_compile
 import queue
 import select
 import shutil
 import signal
 import struct
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import IO, Any, cast
 
 from tracerl.errors import TracerlError
+from tracerl.rewards.verify.control_groups import ControlGroup, parent_of_groups
+from tracerl.rewards.verify.isolation import (
+    bubblewrap_command,
+    guest_code,
+    inner_packages,
+    inner_python,
+    outer_python,
+)
+from tracerl.rewards.verify.processes import Process, processes
 from tracerl.rewards.verify.seccomp import denying_filter
 
 _FIRST_UID, _NUM_UIDS = 64_100, 1_000
@@ -111,6 +116,21 @@ class Limits:
     """Bytes of what a test says: a frame, or a script's standard output."""
 
 
+_TRIAL_LIMITS = Limits(
+    cpu_seconds=5.0,
+    wall_seconds=30.0,
+    memory=2**29,
+    processes=16,
+    file_size=2**20,
+    files=64,
+    output=2**16,
+)
+_WHAT_TO_DO = (
+    "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, or set "
+    "verification.sandbox to 'unconfined'"
+)
+
+
 @dataclass(kw_only=True)
 class Use:
     """What one program has used so far, in all its sandboxes."""
@@ -147,16 +167,20 @@ class Sandbox:
         passed = [writing]
         inside = backend == "bubblewrap"
         folders = [
-            _inner_packages(number) if inside else folder for number, folder in enumerate(packages)
+            inner_packages(number) if inside else folder for number, folder in enumerate(packages)
         ]
         start = _START.format(uid=uid if inside else None, packages=folders)
         if inside:
             passed.append(_filter_file())
-            outside = [*_bubblewrap(uid, limits.file_size, packages), "--info-fd", str(writing)]
+            outside = [
+                *bubblewrap_command(uid, limits.file_size, packages),
+                "--info-fd",
+                str(writing),
+            ]
             outside += ["--seccomp", str(passed[-1])]
-            command = [*outside, "--", _inner_python(), "-I", "-S", "-c", start]
+            command = [*outside, "--", inner_python(), "-I", "-S", "-c", start]
         else:
-            command = [_outer_python(), "-I", "-S", "-c", start]
+            command = [outer_python(), "-I", "-S", "-c", start]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -170,12 +194,13 @@ class Sandbox:
         for fd in passed:
             os.close(fd)
         self._info = reading
+        self._group: ControlGroup | None = None
         self._to, self._from = (
             cast(IO[bytes], self._process.stdin),
             cast(IO[bytes], self._process.stdout),
         )
         with contextlib.suppress(OSError):  # `begin` says what became of it
-            os.write(self._to.fileno(), _guest())  # fits in a pipe
+            os.write(self._to.fileno(), guest_code())  # fits in a pipe
         os.set_blocking(self._to.fileno(), False)
         self.use = Use()
         self._last_look = time.monotonic()
@@ -191,6 +216,7 @@ class Sandbox:
                 raise GuestEndedError("ended")
             if self.backend == "bubblewrap":
                 self._init = self._first_process()
+                self._group = self._limited_group()
             self.send({**job, "limits": asdict(self.limits)}, _START_SECONDS)
         except (GuestEndedError, ValueError, OSError) as error:
             raise SandboxError("a sandbox did not start", where=self.backend, got=error) from error
@@ -198,6 +224,18 @@ class Sandbox:
     def _first_process(self) -> int:
         """A handle on the first process of the namespace, whose end ends all others."""
         return os.pidfd_open(json.loads(os.read(self._info, 4096))["child-pid"])
+
+    def _limited_group(self) -> ControlGroup | None:
+        """A control group that holds what is inside from now on, None where there can be none. No
+        program runs yet."""
+        parent = parent_of_groups()
+        if parent is None:
+            return None
+        group = ControlGroup(parent, self.limits.memory, self.limits.processes + 1)
+        for process in processes(self._process.pid):
+            if process.pid != self._process.pid:  # bubblewrap stays outside, to report the end
+                group.add(process.pid)
+        return group
 
     def send(self, message: Any, seconds: float) -> None:
         """One frame. Raises GuestEndedError if the guest does not take it in time."""
@@ -256,7 +294,7 @@ class Sandbox:
         """Counts CPU time and waiting from here."""
         self.use = Use()
         self._cpu_of.clear()
-        self._cpu_before = sum(process.total_seconds for process in processes(self._process.pid))
+        self._cpu_before = self._cpu_seconds_told(processes(self._process.pid))
         self._cpu_counted = 0.0
 
     def close(self) -> None:
@@ -280,6 +318,8 @@ class Sandbox:
             with contextlib.suppress(OSError):
                 pipe.close()
         os.close(self._info)
+        if self._group is not None:
+            self._group.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -364,7 +404,7 @@ class Sandbox:
             raise GuestEndedError("ended")
         return any(process.state == "R" for process in running)
 
-    def _measure(self) -> list["Process"]:
+    def _measure(self) -> list[Process]:
         """The processes inside; adds their CPU time to what the program has used.
 
         A process that has ended counts by what its parent was told, or else, if the parent wants to
@@ -373,11 +413,17 @@ class Sandbox:
         running = processes(self._process.pid)
         for process in running:
             self._cpu_of[process.pid, process.start] = process.cpu_seconds
-        told = sum(process.total_seconds for process in running) - self._cpu_before
+        told = self._cpu_seconds_told(running) - self._cpu_before
         used = max(told, sum(self._cpu_of.values()), self._cpu_counted)
         self.use.cpu_seconds += used - self._cpu_counted
         self._cpu_counted = used
         return running
+
+    def _cpu_seconds_told(self, running: list[Process]) -> float:
+        """By the control group, or by the processes that are there and their ended children."""
+        if self._group is not None:
+            return self._group.cpu_seconds
+        return sum(process.total_seconds for process in running)
 
 
 class Examiner(Sandbox):
@@ -517,72 +563,6 @@ def _is_deeper_than(data: Any, depth: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """A process as the kernel shows it."""
-
-    pid: int
-    start: str
-    """When it started, in the kernel's ticks; with `pid` unlike any other process."""
-    state: str
-    """One letter: R runs or waits for a processor."""
-    cpu_seconds: float
-    """Of itself."""
-    total_seconds: float
-    """Of itself and of those of its children that it has waited for."""
-    memory: int
-    """Resident bytes, shared ones included."""
-
-    def own_memory(self) -> int:
-        """Resident bytes, shared ones divided among those who share them."""
-        try:
-            text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
-        except OSError:
-            return self.memory
-        sizes = [line.split()[1] for line in text.splitlines() if line.startswith("Pss:")]
-        return int(sizes[0]) << 10 if sizes else self.memory
-
-
-def processes(pid: int) -> list[Process]:
-    """A process and its descendants, as far as they are there."""
-    tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    running: list[Process] = []
-    waiting = [pid]
-    while waiting:
-        current = waiting.pop()
-        try:
-            facts = Path(f"/proc/{current}/stat").read_text().rpartition(") ")[2].split()
-            for path in Path(f"/proc/{current}/task").glob("*/children"):
-                waiting += map(int, path.read_text().split())
-        except (OSError, ValueError):
-            continue
-        times = [int(ticks) / tick for ticks in facts[11:15]]
-        memory = int(facts[21]) * page
-        process = Process(
-            pid=current,
-            start=facts[19],
-            state=facts[0],
-            cpu_seconds=times[0] + times[1],
-            total_seconds=sum(times),
-            memory=memory,
-        )
-        running.append(process)
-    return running
-
-
-@functools.cache
-def _guest() -> bytes:
-    """What a sandbox runs, compiled once for all of them (their Python is this one's): four bytes
-    of length and the code."""
-    header = 16  # bytes before the code in a .pyc file
-    with tempfile.TemporaryDirectory(prefix="tracerl-") as folder:
-        compiled = Path(folder) / "guest.pyc"
-        source = Path(__file__).with_name("guest.py")
-        py_compile.compile(str(source), str(compiled), "guest.py", doraise=True, optimize=2)
-        code = compiled.read_bytes()[header:]
-    return struct.pack("<I", len(code)) + code
-
-
 def _filter_file() -> int:
     """A descriptor from which bubblewrap reads the filter of system calls."""
     text = denying_filter()
@@ -601,133 +581,51 @@ def _filter_file() -> int:
 
 @functools.cache
 def check_backend(backend: str) -> str:
-    """Name and version of a backend that works here. Raises SandboxError with the reason if it does
-    not."""
+    """Name and version of a backend that works here, and whether control groups are in force.
+    Raises SandboxError with the reason if it does not work."""
     if backend == "unconfined":
         return "unconfined (no isolation)"
     program = shutil.which("bwrap")
-    do = (
-        "install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow user namespaces, "
-        "or set verification.sandbox to 'unconfined'"
-    )
     if program is None:
         raise SandboxError(
             "model code cannot be run: there is no sandbox",
             got="no program named bwrap",
             wanted="bubblewrap",
-            do=do,
+            do=_WHAT_TO_DO,
         )
-    version = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    limits = Limits(
-        cpu_seconds=5.0,
-        wall_seconds=30.0,
-        memory=2**29,
-        processes=16,
-        file_size=2**20,
-        files=64,
-        output=2**16,
-    )
-    uid = _FIRST_UID if os.getuid() == 0 else None
-    trial = Sandbox("bubblewrap", uid, limits)
-    try:
-        trial.begin({"role": "solution", "program": _TRIAL})
-        trial.receive(30.0)
-        trial.send({"call": "f", "args": []}, 30.0)
-        answer = trial.receive(30.0)
-    except (SandboxError, GuestEndedError) as error:
-        done = subprocess.run(
-            [*_bubblewrap(uid, 2**20, ()), "--", _inner_python(), "-I", "-S", "-c", ""],
-            capture_output=True,
-            text=True,
-            env={},
-            check=False,
-        )
-        raise SandboxError(
-            "model code cannot be run: bubblewrap does not work here",
-            got=done.stderr.strip() or error,
-            do=do,
-        ) from error
-    finally:
-        trial.close()
+    answer = _trial_answer()
     if answer != {"value": "2"}:
         raise SandboxError(
             "model code cannot be run: system calls are not filtered in the sandbox",
             got=answer,
             wanted={"value": "2"},
-            do=do,
+            do=_WHAT_TO_DO,
         )
-    return version
+    version = _output_of([program, "--version"]).stdout.strip()
+    return version if parent_of_groups() is None else f"{version}, control groups"
 
 
-def _outer_python() -> str:
-    return str(
-        Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    )
+def _trial_answer() -> Any:
+    """What a sandbox replies to the trial program. Raises SandboxError with bubblewrap's own words
+    if none works here."""
+    uid = _FIRST_UID if os.getuid() == 0 else None
+    trial = Sandbox("bubblewrap", uid, _TRIAL_LIMITS)
+    try:
+        trial.begin({"role": "solution", "program": _TRIAL})
+        trial.receive(30.0)
+        trial.send({"call": "f", "args": []}, 30.0)
+        return trial.receive(30.0)
+    except (SandboxError, GuestEndedError) as error:
+        command = bubblewrap_command(uid, _TRIAL_LIMITS.file_size, ())
+        words = _output_of([*command, "--", inner_python(), "-I", "-S", "-c", ""]).stderr.strip()
+        raise SandboxError(
+            "model code cannot be run: bubblewrap does not work here",
+            got=words or error,
+            do=_WHAT_TO_DO,
+        ) from error
+    finally:
+        trial.close()
 
 
-def _inner_python() -> str:
-    return f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def _inner_packages(number: int) -> str:
-    return f"/packages/{number}"
-
-
-@functools.cache
-def _bubblewrap(uid: int | None, file_size: int, packages: tuple[str, ...]) -> list[str]:
-    """The command line up to the program: what is visible inside, and what is not shared with the
-    outside."""
-    prefix = Path(sys.base_prefix)
-    command = [
-        shutil.which("bwrap") or "bwrap",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-        "--die-with-parent",
-        "--new-session",
-        "--clearenv",
-        "--hostname",
-        "sandbox",
-    ]
-    command += [] if uid is not None else ["--unshare-user"]
-    command += [
-        "--dir",
-        "/usr",
-    ]  # parents that are made on the way would be closed to the sandbox's own user
-    for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
-        path = Path(name)
-        if path.is_symlink():
-            command += ["--symlink", os.readlink(path), name]
-        elif path.is_dir():
-            command += ["--ro-bind", name, name]
-    command += [
-        "--dir",
-        "/python",
-        "--ro-bind",
-        str(prefix / "bin"),
-        "/python/bin",
-        "--ro-bind",
-        str(prefix / "lib"),
-        "/python/lib",
-    ]
-    # Installed packages are hidden: benchmark data with solutions may be among them.
-    for folder in {
-        sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)})
-        for scheme in ("purelib", "platlib")
-    }:
-        installed = Path(folder)
-        if installed.is_dir() and installed.is_relative_to(prefix):
-            command += ["--tmpfs", str(Path("/python") / installed.relative_to(prefix))]
-    if Path("/usr/lib/python3/dist-packages").is_dir():
-        command += ["--tmpfs", "/usr/lib/python3/dist-packages"]
-    command += ["--dir", "/packages"] if packages else []
-    for number, folder in enumerate(packages):
-        command += ["--ro-bind", folder, _inner_packages(number)]
-    for name in ("/tmp", "/dev/shm"):
-        command += ["--dev", "/dev"] if name == "/dev/shm" else []
-        command += ["--perms", "1777", "--size", str(16 * file_size), "--tmpfs", name]
-    return [*command, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/tmp"]
+def _output_of(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, env={}, check=False)

@@ -1,0 +1,97 @@
+"""The command that starts an isolated interpreter, what is visible inside, and the code that it
+runs first."""
+
+import functools
+import os
+import py_compile
+import shutil
+import struct
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+
+@functools.cache
+def guest_code() -> bytes:
+    """What a sandbox runs, compiled once for all of them (their Python is this one's): four bytes
+    of length and the code."""
+    header = 16  # bytes before the code in a .pyc file
+    with tempfile.TemporaryDirectory(prefix="tracerl-") as folder:
+        compiled = Path(folder) / "guest.pyc"
+        source = Path(__file__).with_name("guest.py")
+        py_compile.compile(str(source), str(compiled), "guest.py", doraise=True, optimize=2)
+        code = compiled.read_bytes()[header:]
+    return struct.pack("<I", len(code)) + code
+
+
+def outer_python() -> str:
+    return str(
+        Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    )
+
+
+def inner_python() -> str:
+    return f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def inner_packages(number: int) -> str:
+    return f"/packages/{number}"
+
+
+@functools.cache
+def bubblewrap_command(uid: int | None, file_size: int, packages: tuple[str, ...]) -> list[str]:
+    """The command line up to the program: what is visible inside, and what is not shared with the
+    outside."""
+    prefix = Path(sys.base_prefix)
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--hostname",
+        "sandbox",
+    ]
+    command += [] if uid is not None else ["--unshare-user"]
+    command += [
+        "--dir",
+        "/usr",
+    ]  # parents that are made on the way would be closed to the sandbox's own user
+    for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
+        path = Path(name)
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), name]
+        elif path.is_dir():
+            command += ["--ro-bind", name, name]
+    command += [
+        "--dir",
+        "/python",
+        "--ro-bind",
+        str(prefix / "bin"),
+        "/python/bin",
+        "--ro-bind",
+        str(prefix / "lib"),
+        "/python/lib",
+    ]
+    # Installed packages are hidden: benchmark data with solutions may be among them.
+    for folder in {
+        sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)})
+        for scheme in ("purelib", "platlib")
+    }:
+        installed = Path(folder)
+        if installed.is_dir() and installed.is_relative_to(prefix):
+            command += ["--tmpfs", str(Path("/python") / installed.relative_to(prefix))]
+    if Path("/usr/lib/python3/dist-packages").is_dir():
+        command += ["--tmpfs", "/usr/lib/python3/dist-packages"]
+    command += ["--dir", "/packages"] if packages else []
+    for number, folder in enumerate(packages):
+        command += ["--ro-bind", folder, inner_packages(number)]
+    for name in ("/tmp", "/dev/shm"):
+        command += ["--dev", "/dev"] if name == "/dev/shm" else []
+        command += ["--perms", "1777", "--size", str(16 * file_size), "--tmpfs", name]
+    return [*command, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/tmp"]
