@@ -49,7 +49,9 @@ def import_checkpoint(params: Params, path: Path) -> None:
         model, _ = load_baseline(path, params.compute)
         copy_baseline(path, space.directory / "checkpoint")
     else:
-        model, tokenizer = load_checkpoint(path, token_ids=params.base.token_ids)
+        model, tokenizer = load_checkpoint(
+            path, token_ids=params.base.token_ids, family=params.base.model.family
+        )
         save_checkpoint(model, tokenizer, space.directory / "checkpoint")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     write_json(

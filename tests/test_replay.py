@@ -19,6 +19,7 @@ import torch
 from tests.tiny import (
     END_IDS,
     MASK_ID,
+    RULES,
     SAMPLERS,
     concatenated,
     sharp_model,
@@ -37,7 +38,7 @@ from tracerl.types import Trajectory
 TOLERANCE = 1e-5
 REMASKING = ("static", "dynamic", "sequential")
 TEMPERATURES = (0.7, 1.0)
-MODELS = {family: sharp_model(family) for family in FAMILIES}
+MODELS = {family: sharp_model(family) for family in RULES}
 
 
 def views_of(model: Policy, trajectories: Sequence[Trajectory], block_size: int) -> Views:
@@ -116,7 +117,7 @@ def test_replayed_logprobs_equal_the_samplers_own(family, cache, block_size, bat
     assert np.std(concatenated([trajectory.logprobs for trajectory in seen]).numpy()) > 0.8
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_a_full_canvas_is_replayed_with_the_blocks_never_reached(family):
     """A response that stops in its first of four blocks: full attention saw the three others as
     masks."""
@@ -225,7 +226,7 @@ WRONG_FOR_BLOCKS: list[Wrong] = [
 ]
 MISTAKES = [
     (family, wrong)
-    for family in FAMILIES
+    for family in RULES
     for wrong in WRONG_FOR_BOTH
     + (WRONG_FOR_BLOCKS if FAMILIES[family].attention == "block_causal" else [])
 ]
@@ -257,7 +258,7 @@ def test_the_law_sees(family, wrong):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_the_law_sees_a_temperature_that_is_ignored(family):
     trajectories = unfinished_grid(family)
     assert (
@@ -266,7 +267,7 @@ def test_the_law_sees_a_temperature_that_is_ignored(family):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_the_law_sees_another_block_size(family):
     """Views of blocks of two cannot replay decisions made in blocks of four; full attention has no
     grid to get wrong."""

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import END_IDS, MASK_ID, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import END_IDS, MASK_ID, RULES, sharp_model, tiny_requests, tiny_sampler
 from tracerl.errors import ParamsError
 from tracerl.models.attention import Prefix, check_backend, prepare
-from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.policy import Policy
 from tracerl.objectives.plans import trace_plan
@@ -25,7 +24,7 @@ def hidden(model: Policy, backend: str, ids: torch.Tensor, layout: Layout) -> to
     return out
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_flex_is_sdpa_on_the_training_layout(family):
     """Clean halves, noisy views and right padding, grouped heads."""
     model = sharp_model(family)

@@ -229,7 +229,7 @@ def test_the_hash_names_the_weights():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PUBLISHED)  # others: tests/test_parity_families.py
 def test_tensors_have_their_published_names(family, tied, tmp_path):
     outside, prefix, layer = PUBLISHED[family]
     wanted = {prefix.replace("{i}", str(i)) + name for i in range(2) for name in layer} | set(

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tests.models.test_transformer import stock
-from tests.tiny import sharp_model
+from tests.tiny import RULES, sharp_model
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.checkpoint import (
     load_checkpoint,
@@ -25,7 +25,6 @@ from tracerl.models.checkpoint import (
     policy_hash,
     save_checkpoint,
 )
-from tracerl.models.families import FAMILIES
 from tracerl.models.lora import LoraLinear
 from tracerl.models.masks import Layout
 from tracerl.models.policy import Policy, merge_adapters, seed_dropout
@@ -43,7 +42,7 @@ LORA = Lora(rank=4, alpha=8.0, dropout=0.0, targets=["q_proj", "v_proj", "o_proj
 IDS = torch.arange(2, 14).reshape(2, 6)
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=RULES)
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model = sharp_model(
         request.param, vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, num_kv_heads=2

@@ -12,6 +12,7 @@ from tests.rounds import learn, rollout_of, round_of, update_on
 from tests.tiny import (
     END_IDS,
     MASK_ID,
+    RULES,
     order_of,
     sharp_model,
     tiny_architecture,
@@ -27,7 +28,6 @@ from tracerl.models.checkpoint import (
     policy_hash,
     save_checkpoint,
 )
-from tracerl.models.families import FAMILIES
 from tracerl.models.order import FOLDER
 from tracerl.models.policy import Policy, fit_order_module, new_model
 from tracerl.models.tokenizer import character_tokenizer
@@ -72,7 +72,7 @@ def test_a_fresh_module_draws_a_uniform_order():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_what_training_recomputes_of_an_order_is_what_the_sampler_recorded(family):
     model = with_order_module(sharp_model(family, torch.float64))
     batch = sample(model, END_IDS, tiny_requests([5, 8, 3]), tiny_sampler(**MODULE))

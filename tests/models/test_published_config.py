@@ -31,18 +31,6 @@ QWEN_SHAPE = {
 }
 # Names as published directories have them.
 NOT_SUPPORTED: dict[str, dict[str, Any]] = {
-    "StableDiffcoderForCausalLM": {
-        "model_type": "llama",
-        "architectures": ["StableDiffcoderForCausalLM"],
-        "auto_map": {
-            "AutoModelForCausalLM": "modeling_stable_diffcoder.StableDiffcoderForCausalLM"
-        },
-    },
-    "modeling_seed_diffcoder": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "auto_map": {"AutoModelForCausalLM": "modeling_seed_diffcoder.SeedDiffcoderForCausalLM"},
-    },
     "EfficientDLM": {"model_type": "qwen3", "architectures": ["EfficientDLM"]},
     "DiscreteDiffusionModel": {
         "model_type": "llama",
@@ -54,10 +42,11 @@ NOT_SUPPORTED: dict[str, dict[str, Any]] = {
         "auto_map": {"AutoModel": "modeling_lladamoe.LLaDAMoEModelLM"},
     },
     "SDARMoeForCausalLM": {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]},
-    "A2DQwen3LMHeadModel": {"model_type": "a2d-qwen3", "architectures": ["A2DQwen3LMHeadModel"]},
-    "Fast_dLLM_QwenForCausalLM": {
-        "model_type": "Fast_dLLM_Qwen",
-        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+    "WeDLM": {"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]},
+    "StableDiffcoderV2": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "auto_map": {"AutoModelForCausalLM": "modeling_other.StableDiffcoderV2"},
     },
     "Qwen2ForCausalLM": {"model_type": "Dream", "architectures": ["Qwen2ForCausalLM"]},
     "no name of a model": {},
@@ -91,6 +80,33 @@ SUPPORTED: dict[str, list[dict[str, Any]]] = {
             "auto_map": {"AutoModel": "modeling_dream.DreamModel"},
         }
     ],
+}
+SUPPORTED |= {
+    "stable-diffcoder": [
+        {
+            "model_type": "llama",
+            "architectures": ["StableDiffcoderForCausalLM"],
+            "auto_map": {
+                "AutoModelForCausalLM": "modeling_stable_diffcoder.StableDiffcoderForCausalLM"
+            },
+        },
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "auto_map": {
+                "AutoModelForCausalLM": "org/name--modeling_seed_diffcoder.SeedDiffcoderForCausalLM"
+            },
+        },
+    ],
+    "fast-dllm-v2": [
+        {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"]},
+        {"model_type": "fast_dllm_qwen"},
+    ],
+    "a2d-qwen2": [
+        {"model_type": "a2d-qwen2", "tracerl_attention": "full"},
+        {"architectures": ["A2DQwen2LMHeadModel"], "tracerl_attention": "full"},
+    ],
+    "a2d-qwen3-block": [{"model_type": "a2d-qwen3", "tracerl_attention": "block_causal"}],
 }
 BASELINES = {
     "Qwen2ForCausalLM": "qwen2",
@@ -134,6 +150,23 @@ def test_a_model_that_is_not_supported_is_no_baseline_and_is_refused_by_its_name
 )
 def test_families_are_recognised_by_class_and_type(family, config, tmp_path):
     assert family_of(config, tmp_path).name == family
+
+
+@pytest.mark.parametrize("attention", [None, "causal"])
+@pytest.mark.parametrize("choice", [None, "sdar", "a2d-llama"])
+def test_an_attention_that_nobody_names_is_asked_for(choice, attention, tmp_path):
+    config = {"model_type": "a2d-qwen3", "tracerl_attention": attention}
+    with pytest.raises(CheckpointError, match=r"base\.model\.family") as raised:
+        family_of(config, tmp_path, choice)
+    assert "full (a2d-qwen3) or block_causal (a2d-qwen3-block)" in str(raised.value)
+
+
+def test_the_params_decide_where_the_config_does_not_say_its_attention(tmp_path):
+    config = {"model_type": "a2d-qwen3"}
+    for name in ("a2d-qwen3", "a2d-qwen3-block"):
+        assert family_of(config, tmp_path, name).name == name
+    said = {**config, "tracerl_attention": "full"}
+    assert family_of(said, tmp_path, "a2d-qwen3-block").name == "a2d-qwen3", "the config wins"
 
 
 @pytest.mark.parametrize("name", BASELINES)

@@ -4,10 +4,9 @@ mask."""
 import pytest
 import torch
 
-from tests.tiny import END_IDS, MASK_ID, sharp_model, tiny_requests, tiny_sampler
+from tests.tiny import END_IDS, MASK_ID, RULES, sharp_model, tiny_requests, tiny_sampler
 from tracerl.models import sparse
 from tracerl.models.attention import Backend, Chunks, attend, prepare
-from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, DOCUMENT, PAD, Layout
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.plans import trace_plan
@@ -121,7 +120,7 @@ def test_what_is_kept_of_a_layout_grows_with_its_length():
     assert sizes[1] / sizes[0] == sizes[2] / sizes[1] == 2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_likelihoods_do_not_depend_on_the_back_end(family: str):
     model = sharp_model(family, torch.float64)
     trajectories = sample(model, END_IDS, tiny_requests([3, 6, 9]), tiny_sampler())

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.tiny import VOCAB_SIZE, sharp_model, tiny_architecture
+from tests.tiny import RULES, VOCAB_SIZE, sharp_model, tiny_architecture
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import CLEAN, PAD, Layout, attention_blocks, block_starts_after, visible
 from tracerl.models.policy import Policy, new_model
@@ -144,7 +144,7 @@ def test_who_sees_whom():
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 5), (5, 0), (2, 3)])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 @torch.no_grad()
 def test_padding_on_either_side_is_seen_by_nobody_and_is_a_number(family, left, right):
     """Whatever ids, positions and blocks the padding has."""
@@ -187,7 +187,7 @@ def test_logits_are_shifted_in_one_place():
 # Fresh weights
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_fresh_weights_are_a_function_of_the_seed(family):
     one, same, other = (
         new_model(tiny_architecture(family), generator_for(seed, "weights")) for seed in (1, 1, 2)
@@ -207,7 +207,7 @@ def test_fresh_weights_are_a_function_of_the_seed(family):
             )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RULES)
 def test_layers_computed_again_give_the_same_gradients(family):
     model = sharp_model(family, torch.float64)
     blocks = attention_blocks(torch.arange(LENGTH), 4, model.family.attention)

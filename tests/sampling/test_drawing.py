@@ -8,7 +8,7 @@ from tests.tiny import (
     APPROXIMATE,
     END_IDS,
     MASK_ID,
-    SAMPLERS,
+    PLAIN_SAMPLERS,
     sharp_model,
     tiny_requests,
     tiny_sampler,
@@ -102,7 +102,7 @@ def test_guidance_moves_away_from_the_unconditional_logits():
     assert guide(logits, unconditional, 0.0).tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(("family", "cache"), SAMPLERS)
+@pytest.mark.parametrize(("family", "cache"), PLAIN_SAMPLERS)
 @torch.no_grad()
 def test_a_guide_response_replays_from_two_passes(family, cache):
     """Before each step, one pass over the canvas and one over the canvas without its prompt,

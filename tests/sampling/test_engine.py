@@ -15,6 +15,7 @@ from tests.tiny import (
     APPROXIMATE,
     END_IDS,
     FULL_ATTENTION,
+    RULES,
     sharp_model,
     tiny_requests,
     tiny_sampler,
@@ -28,7 +29,7 @@ from tracerl.sampling.sampler import Request, _Engine, sample
 from tracerl.seeds import key_for
 from tracerl.types import Trajectory
 
-MODELS = {family: sharp_model(family, torch.float64) for family in FAMILIES}
+MODELS = {family: sharp_model(family, torch.float64) for family in RULES}
 CACHES = [
     ("sdar", {"cache": "exact"}),
     *((family, changes) for family in FULL_ATTENTION for changes in APPROXIMATE.values()),

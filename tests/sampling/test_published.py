@@ -105,7 +105,11 @@ def settings_of(family: str, params: dict[str, Any]) -> Sampler:
 
 
 def choose_as_published_dream(
-    confidence: torch.Tensor, masked: torch.Tensor, step: torch.Tensor, settings: Sampler
+    confidence: torch.Tensor,
+    masked: torch.Tensor,
+    step: torch.Tensor,
+    settings: Sampler,
+    first_place: int,
 ) -> torch.Tensor:
     """Dream's block samplers commit the first position of a block, and no other, from the full
     pass; then they choose as ours does."""

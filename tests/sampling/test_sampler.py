@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.tiny import (
     END_IDS,
     MASK_ID,
+    PLAIN_SAMPLERS,
+    RULES,
     SAMPLERS,
     VOCAB_SIZE,
     chi_square_z,
@@ -32,7 +34,7 @@ from tracerl.sampling.sampler import Request, sample
 from tracerl.seeds import key_for, uniforms
 from tracerl.types import Trajectory
 
-MODELS = {family: sharp_model(family) for family in FAMILIES}
+MODELS = {family: sharp_model(family) for family in RULES}
 REMASKING = ["static", "dynamic", "sequential"]
 
 
@@ -71,7 +73,7 @@ def held_before(trajectory: Trajectory, step: int, position: int) -> int:
 
 
 @pytest.mark.parametrize("remasking", REMASKING)
-@pytest.mark.parametrize(("family", "cache"), SAMPLERS)
+@pytest.mark.parametrize(("family", "cache"), PLAIN_SAMPLERS)
 def test_committed_tokens_are_never_overwritten(family, cache, remasking):
     """At its n-th denoising pass the model is shown the prompt, the tokens of the n - 1 steps
     before, and masks: nothing else, ever."""
@@ -290,7 +292,7 @@ def test_a_response_is_never_shorter_than_its_limit_unless_it_ends():
 
 
 @pytest.mark.parametrize("remasking", REMASKING)
-@pytest.mark.parametrize(("family", "cache"), SAMPLERS)
+@pytest.mark.parametrize(("family", "cache"), PLAIN_SAMPLERS)
 def test_forwards_are_counted_as_they_happen(family, cache, remasking):
     for request in tiny_requests([1, 3, 4, 6, 8, 9]):
         with Watched(MODELS[family]) as watched:
@@ -425,7 +427,7 @@ def test_the_sampler_draws_the_first_token_with_the_models_probabilities():
     assert chi_square_z(*pooled) < 3.5
 
 
-@pytest.mark.parametrize(("family", "cache"), SAMPLERS)
+@pytest.mark.parametrize(("family", "cache"), PLAIN_SAMPLERS)
 def test_no_uniform_number_decides_twice(family, cache, monkeypatch):
     asked: list[tuple[int, int]] = []
 

@@ -108,14 +108,18 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    directory: Path, compute: Compute | None = None, token_ids: TokenIds | None = None
+    directory: Path,
+    compute: Compute | None = None,
+    token_ids: TokenIds | None = None,
+    family: str | None = None,
 ) -> tuple[Policy, Tokenizer]:
     """Policy (evaluation mode) and tokenizer of a checkpoint directory; without `compute`, on the
     CPU and as stored.
 
-    token_ids: ids that replace the directory's own. Raises CheckpointError naming the file, the
-    tensor, what is there and what should be, and ParamsError for a device or attention back end
-    that is not there.
+    token_ids: ids that replace the directory's own. family: decides where the config leaves open
+    which attention the checkpoint was trained with (published_config.family_of). Raises
+    CheckpointError naming the file, the tensor, what is there and what should be, and ParamsError
+    for a device or attention back end that is not there.
     """
     compute = compute or Compute(
         device="cpu",
@@ -125,7 +129,7 @@ def load_checkpoint(
         vectors="avx2",
     )
     device = device_of(compute)
-    spec = read_spec(directory, token_ids)
+    spec = read_spec(directory, token_ids, family)
     dtype = spec.dtype if compute.dtype == "stored" else DTYPES[compute.dtype]
     # Adapters are checked against the hash of the base as it is stored.
     policy = build(spec, device, dtype if spec.adapter is None else spec.dtype)
@@ -133,16 +137,19 @@ def load_checkpoint(
     return apply_compute(policy, compute).eval(), spec.tokenizer
 
 
-def read_spec(directory: Path, token_ids: TokenIds | None = None) -> Spec:
-    """Reads what a checkpoint directory describes. Raises CheckpointError for files that are
-    missing or damaged, and for what is not supported."""
+def read_spec(
+    directory: Path, token_ids: TokenIds | None = None, choice: str | None = None
+) -> Spec:
+    """Reads what a checkpoint directory describes. token_ids, choice: as in `load_checkpoint`
+    (there `family`). Raises CheckpointError for files that are missing or damaged, and for what is
+    not supported."""
     adapter = None
     if has_file(directory, ADAPTER_CONFIG) and not has_file(directory, "config.json"):
         adapter = directory
         directory = _base_of(adapter)
     config = read_config(directory)
-    family = family_of(config, directory)
-    architecture = architecture_of(config, directory)
+    family = family_of(config, directory, choice)
+    architecture = architecture_of(config, directory, choice)
     tokenizer = load_tokenizer(
         directory,
         None if architecture.mask_id < 0 else architecture.mask_id,

@@ -1,14 +1,17 @@
 """Model families, as data.
 
-A family differs from another in two mathematical facts, its attention rule and its logits shift;
-everything else here says how its published directories name things. No code branches on a family's
-name: new behaviour is a new field of this record.
+A family differs from another in a few mathematical facts: its attention rule, its logits shift,
+whether its last block may be short. Everything else here says how its published directories name
+things. No code branches on a family's name: new behaviour is a new field of this record.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Attention = Literal["block_causal", "full"]
+# Key of config.json that says which attention a checkpoint was trained with, where its published
+# config does not. Written by us; other software ignores it.
+ATTENTION_KEY = "tracerl_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Family:
     written for a new model"""
     classes: tuple[str, ...]
     """published modelling classes, as `auto_map` and `architectures` name them; the first is
-    written     for a new model"""
+    written for a new model"""
     attention: Attention
     shift: Literal[0, 1]
     """0: logit i predicts token i; 1: logit i-1 does (models adapted from autoregressive ones)"""
@@ -38,6 +41,22 @@ class Family:
     end_tokens: tuple[str, ...]
     """tokens that end a response, where the vocabulary has them, beside those that the directory
     names itself"""
+    modules: tuple[str, ...] = ()
+    """published modelling files, as `auto_map` names them, whatever their class is called"""
+    needs_class: bool = False
+    """whether `model_type` alone does not tell it from a model of another kind"""
+    says_attention: bool = False
+    """whether config.json needs the key ATTENTION_KEY: records of one published class differ in
+    attention only"""
+    short_last_block: bool = False
+    """whether the canvas ends where the response does, inside a block if it must (block-causal
+    attention); else it is filled up with masks to a whole block"""
+
+    @property
+    def crosses_edges(self) -> bool:
+        """Whether the first token of a block is predicted by the last position of the block before
+        it, which has to be complete then (shifted logits with block-causal attention)."""
+        return self.attention == "block_causal" and self.shift == 1
 
 
 _QWEN_KEYS = {
@@ -84,50 +103,121 @@ _LLADA_NAMES = {
     "model.layers.{i}.mlp.down_proj.weight": f"{_LLADA_BLOCK}.ff_out.weight",
 }
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        Family(
-            name="sdar",
-            model_types=("sdar",),
-            classes=("SDARForCausalLM", "SDARModel"),
-            attention="block_causal",
-            shift=0,
-            qk_norm=True,
-            qkv_bias=False,
-            config_keys=_QWEN_KEYS,
-            parameter_names={},
-            default_head_dim=128,
-            end_tokens=("<|im_end|>", "<|endoftext|>"),
-        ),
-        Family(
-            name="llada",
-            model_types=("llada", "mmada"),
-            classes=("LLaDAModelLM", "MMadaModelLM"),
-            attention="full",
-            shift=0,
-            qk_norm=False,
-            qkv_bias=False,
-            config_keys=_LLADA_KEYS,
-            parameter_names=_LLADA_NAMES,
-            default_head_dim=None,
-            end_tokens=("<|endoftext|>", "<|eot_id|>"),
-        ),
-        Family(
-            name="dream",
-            model_types=("Dream",),
-            classes=("DreamModel",),
-            attention="full",
-            shift=1,
-            qk_norm=False,
-            qkv_bias=True,
-            config_keys=_QWEN_KEYS,
-            parameter_names={},
-            default_head_dim=None,
-            end_tokens=("<|endoftext|>", "<|im_end|>"),
-        ),
-    )
-}
+_A2D_QWEN3 = Family(
+    name="a2d-qwen3",
+    model_types=("a2d-qwen3",),
+    classes=("A2DQwen3LMHeadModel", "A2DQwen3Model"),
+    attention="full",
+    shift=0,
+    qk_norm=True,
+    qkv_bias=False,
+    config_keys=_QWEN_KEYS,
+    parameter_names={},
+    default_head_dim=128,
+    end_tokens=("<|im_end|>", "<|endoftext|>"),
+    says_attention=True,
+)
+_A2D_QWEN2 = replace(
+    _A2D_QWEN3,
+    name="a2d-qwen2",
+    model_types=("a2d-qwen2",),
+    classes=("A2DQwen2LMHeadModel", "A2DQwen2Model"),
+    qk_norm=False,
+    qkv_bias=True,
+    default_head_dim=None,
+)
+_A2D_LLAMA = replace(
+    _A2D_QWEN2,
+    name="a2d-llama",
+    model_types=("a2d-llama",),
+    classes=("A2DLlamaLMHeadModel", "A2DLlamaModel"),
+    qkv_bias=False,
+    end_tokens=("<|eot_id|>", "<|end_of_text|>"),
+)
+
+
+def _block_variant(family: Family) -> Family:
+    """The record of checkpoints of the same class that were trained block by block."""
+    return replace(family, name=f"{family.name}-block", attention="block_causal")
+
+
+_RECORDS = (
+    Family(
+        name="sdar",
+        model_types=("sdar",),
+        classes=("SDARForCausalLM", "SDARModel"),
+        attention="block_causal",
+        shift=0,
+        qk_norm=True,
+        qkv_bias=False,
+        config_keys=_QWEN_KEYS,
+        parameter_names={},
+        default_head_dim=128,
+        end_tokens=("<|im_end|>", "<|endoftext|>"),
+    ),
+    Family(
+        name="llada",
+        model_types=("llada", "mmada"),
+        classes=("LLaDAModelLM", "MMadaModelLM"),
+        attention="full",
+        shift=0,
+        qk_norm=False,
+        qkv_bias=False,
+        config_keys=_LLADA_KEYS,
+        parameter_names=_LLADA_NAMES,
+        default_head_dim=None,
+        end_tokens=("<|endoftext|>", "<|eot_id|>"),
+    ),
+    Family(
+        name="dream",
+        model_types=("Dream",),
+        classes=("DreamModel",),
+        attention="full",
+        shift=1,
+        qk_norm=False,
+        qkv_bias=True,
+        config_keys=_QWEN_KEYS,
+        parameter_names={},
+        default_head_dim=None,
+        end_tokens=("<|endoftext|>", "<|im_end|>"),
+    ),
+    _A2D_QWEN3,
+    _block_variant(_A2D_QWEN3),
+    _A2D_QWEN2,
+    _block_variant(_A2D_QWEN2),
+    _A2D_LLAMA,
+    _block_variant(_A2D_LLAMA),
+    Family(
+        name="stable-diffcoder",
+        model_types=("llama",),
+        classes=("StableDiffcoderForCausalLM",),
+        attention="block_causal",
+        shift=0,
+        qk_norm=False,
+        qkv_bias=False,
+        config_keys=_QWEN_KEYS,
+        parameter_names={},
+        default_head_dim=None,
+        end_tokens=(),
+        modules=("modeling_stable_diffcoder", "modeling_seed_diffcoder"),
+        needs_class=True,
+        short_last_block=True,
+    ),
+    Family(
+        name="fast-dllm-v2",
+        model_types=("Fast_dLLM_Qwen",),
+        classes=("Fast_dLLM_QwenForCausalLM", "Fast_dLLM_QwenModel"),
+        attention="block_causal",
+        shift=1,
+        qk_norm=False,
+        qkv_bias=True,
+        config_keys=_QWEN_KEYS,
+        parameter_names={},
+        default_head_dim=None,
+        end_tokens=("<|im_end|>", "<|endoftext|>"),
+    ),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _RECORDS}
 
 # Autoregressive baselines by `model_type`: which of transformers' classes they are (baselines.py).
 AUTOREGRESSIVE = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from tracerl.errors import CheckpointError
 from tracerl.models.directory import read_json
-from tracerl.models.families import AUTOREGRESSIVE, FAMILIES, Family
+from tracerl.models.families import ATTENTION_KEY, AUTOREGRESSIVE, FAMILIES, Family
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import Architecture
 
@@ -62,6 +62,7 @@ _IGNORED_NAMES = """
     _attn_implementation attn_implementation _attn_implementation_autoset flash_attention
     flash_attn_varlen use_cache debug ep_size fuse_cross_entropy micro_forward skip_checkpoint
     use_deepep gradient_checkpointing pretraining_tp block_size
+    bd_size conplemenrary_mask
     codebook_size llm_vocab_size new_vocab_size num_new_special_tokens num_vq_tokens
     pretrained_model_path
     return_dict output_hidden_states output_attentions torchscript chunk_size_feed_forward
@@ -94,9 +95,13 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(directory / "config.json")
 
 
-def family_of(config: Mapping[str, Any], directory: Path) -> Family:
+def family_of(config: Mapping[str, Any], directory: Path, choice: str | None = None) -> Family:
     """The family of a config. Raises CheckpointError, naming it, for a model that is not
-    supported, or that is a baseline."""
+    supported, or that is a baseline.
+
+    choice: name of the family of the params, which decides where checkpoints of one published
+    class differ in attention and the config does not say which they have.
+    """
     where = str(directory / "config.json")
     if is_autoregressive(config):
         raise CheckpointError(
@@ -105,21 +110,40 @@ def family_of(config: Mapping[str, Any], directory: Path) -> Family:
             got=config["model_type"],
             do="import it with base.path and run evaluate stages alone",
         )
-    classes = _classes(config)
-    model_type = str(config.get("model_type") or "").lower()
-    for family in FAMILIES.values():
-        has_class = not set(classes).isdisjoint(family.classes)
-        has_type = model_type in [name.lower() for name in family.model_types]
-        agree = (has_class or not classes) and (has_type or not model_type)
-        if agree and (has_class or has_type):
+    families = [family for family in FAMILIES.values() if _is_of(config, family)]
+    if not families:
+        raise CheckpointError(
+            "this model is not supported",
+            where=where,
+            got=_name_of(config),
+            wanted=_family_list(),
+            do="docs/models.md lists what can be loaded",
+        )
+    if not families[0].says_attention:
+        return families[0]
+    attention = config.get(ATTENTION_KEY)
+    for family in families:
+        if attention == family.attention or (attention is None and choice == family.name):
             return family
     raise CheckpointError(
-        "this model is not supported",
+        "the config does not say which attention the checkpoint was trained with",
         where=where,
-        got=_name_of(config),
-        wanted=_family_list(),
-        do="docs/models.md lists what can be loaded",
+        got=f"{_name_of(config)}, {ATTENTION_KEY} {attention!r}",
+        wanted=" or ".join(f"{family.attention} ({family.name})" for family in families),
+        do="import it with base.path and name that family in base.model.family, or write "
+        f"{ATTENTION_KEY} into its config.json",
     )
+
+
+def _is_of(config: Mapping[str, Any], family: Family) -> bool:
+    """Whether class and type of a config, as far as it names them, are those of a family."""
+    classes = _classes(config)
+    has_class = not set(classes).isdisjoint(family.classes)
+    has_class = has_class or not set(_remote_modules(config)).isdisjoint(family.modules)
+    model_type = str(config.get("model_type") or "").lower()
+    has_type = model_type in [name.lower() for name in family.model_types]
+    agree = (has_class or not classes) and (has_type or not model_type)
+    return agree and (has_class or (has_type and not family.needs_class))
 
 
 def is_autoregressive(config: Mapping[str, Any]) -> bool:
@@ -140,14 +164,21 @@ def _classes(config: Mapping[str, Any]) -> list[str]:
 
 
 def _remote_classes(config: Mapping[str, Any]) -> list[str]:
-    """Modelling classes whose code lies in the directory: "file.Class" or "repository--file.Class"
-    of the `AutoModel` keys."""
+    """Modelling classes whose code lies in the directory."""
+    return [path.split(".")[-1] for path in _remote_code(config)]
+
+
+def _remote_modules(config: Mapping[str, Any]) -> list[str]:
+    """Modelling files whose code lies in the directory, without `.py`."""
+    return [path.split("--")[-1].rpartition(".")[0] for path in _remote_code(config)]
+
+
+def _remote_code(config: Mapping[str, Any]) -> list[str]:
+    """What the `AutoModel` keys of `auto_map` name: "file.Class" or "repository--file.Class"."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return []
-    return [
-        str(value).split(".")[-1] for key, value in auto_map.items() if key.startswith("AutoModel")
-    ]
+    return [str(value) for key, value in auto_map.items() if key.startswith("AutoModel")]
 
 
 def _name_of(config: Mapping[str, Any]) -> str:
@@ -165,13 +196,15 @@ def _family_list() -> str:
     return f"{'; '.join(families)}; to be evaluated only: {baselines}"
 
 
-def architecture_of(config: Mapping[str, Any], directory: Path) -> Architecture:
+def architecture_of(
+    config: Mapping[str, Any], directory: Path, choice: str | None = None
+) -> Architecture:
     """The shape that a published config.json describes; mask_id is -1 if it names none.
 
-    Raises CheckpointError for keys that are missing or not known, and for values that are not of
-    their type, out of range, or not supported.
+    choice: see `family_of`. Raises CheckpointError for keys that are missing or not known, and for
+    values that are not of their type, out of range, or not supported.
     """
-    family = family_of(config, directory)
+    family = family_of(config, directory, choice)
     where = str(directory / "config.json")
     flat = _flat(config, where)
     values = _values(flat, family)
@@ -227,6 +260,8 @@ def _flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
     """Raises CheckpointError for keys that are not known, or not at their value."""
     used = {*family.config_keys.values(), "vocab_size"}
+    if family.says_attention:
+        used.add(ATTENTION_KEY)
     unknown = {}
     unsupported = {}
     for key, value in flat.items():
@@ -315,6 +350,8 @@ def config_of(policy: Policy) -> dict[str, Any]:
     shape = {key: getattr(arch, ours) for ours, key in family.config_keys.items()}
     if arch.head_dim == (family.default_head_dim or arch.hidden_size // arch.num_heads):
         del shape[family.config_keys["head_dim"]]
+    if family.says_attention:
+        shape[ATTENTION_KEY] = family.attention
     published = policy.published_config
     if not published:
         new = {
@@ -333,6 +370,8 @@ def config_of(policy: Policy) -> dict[str, Any]:
             and not (ours == "mask_id" and known[ours] == -1)
         ):
             config[key] = shape[key]
+    if family.says_attention:
+        config[ATTENTION_KEY] = family.attention
     for key in ("torch_dtype", "dtype"):
         if key in config and str(config[key]).removeprefix("torch.") != dtype:
             config[key] = dtype

@@ -41,6 +41,9 @@ class RowTokens:
     """[n]: whether each token is predicted; the others are candidates."""
     order: Integers | None
     """[n]: places in the order of commitment, where the plan scores it."""
+    is_forced: Bools
+    """[n]: whether the sampler had no choice among positions: the first token of each of its
+    blocks, where a family crosses their edges."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,18 +101,20 @@ def num_layout_tokens(trajectory: Trajectory, plan: Plan, block_size: int, famil
         return len(trajectory.prompt_ids) + len(trajectory.response_ids)
     if family.attention == "full":
         return canvas * len(plan.states)
-    predicts, _ = _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)
-    return canvas + block_size * int(predicts.sum())
+    predicts, numbers = _blocks_with(trajectory, block_size, family, plan.states == PREDICTED)
+    sizes = np.minimum(canvas - numbers * block_size, block_size)
+    return canvas + int((predicts * sizes).sum())
 
 
 def shareable_prompt(
     trajectory: Trajectory, plan: Plan, block_size: int, family: Family
 ) -> npt.NDArray[np.int32]:
-    """The prompt tokens whose hidden states are the same for every response: its whole blocks,
-    where attention is block-causal and nothing of the prompt is masked."""
+    """The prompt tokens whose hidden states are the same for every response and predict nothing of
+    it: whole blocks, where attention is block-causal and nothing of the prompt is masked."""
     if family.attention == "full" or plan.causal or plan.masked_prompt is not None:
         return trajectory.prompt_ids[:0]
-    return trajectory.prompt_ids[: len(trajectory.prompt_ids) // block_size * block_size]
+    length = len(trajectory.prompt_ids) - int(family.crosses_edges)
+    return trajectory.prompt_ids[: length // block_size * block_size]
 
 
 def _blocks_with(
@@ -123,8 +128,9 @@ def _blocks_with(
 
 
 def canvas_length_of(trajectory: Trajectory, block_size: int, family: Family) -> int:
-    """Tokens of the canvas: what the sampler saw, completed to whole training blocks."""
-    if family.attention == "block_causal":
+    """Tokens of the canvas: what the sampler saw, completed to whole training blocks where the
+    family's last block is whole."""
+    if family.attention == "block_causal" and not family.short_last_block:
         return block_starts_after(trajectory.canvas_length, block_size)
     return trajectory.canvas_length
 
@@ -189,8 +195,11 @@ def _causal_row(trajectory: Trajectory, plan: Plan, block_size: int, family: Fam
 def block_row(
     trajectory: Trajectory, plan: Plan, block_size: int, family: Family, mask_id: int
 ) -> Row:
-    """[clean | noisy views], each noisy view only with the blocks in which it predicts
-    something."""
+    """[clean | noisy views], each noisy view only with the blocks in which it predicts something.
+
+    The predictor of a token lies in its own noisy block or, where a family crosses the edges of
+    blocks, of a block's first token in the clean block before it.
+    """
     canvas = _canvas(trajectory, plan, block_size, family, mask_id)
     prompt = len(trajectory.prompt_ids)
     response = len(trajectory.response_ids)
@@ -199,19 +208,25 @@ def block_row(
     view, block = holds.nonzero()
     # Absolute positions of the noisy blocks, [noisy blocks, K], view by view.
     noisy_at = numbers[block][:, None] * block_size + np.arange(block_size)
+    inside = noisy_at < len(canvas)  # the last block may be short
+    sizes = inside.sum(1)
+    noisy_at = noisy_at[inside]
+    noisy_view = view.repeat(sizes)
     is_masked = np.zeros((len(plan.states), len(canvas)), dtype=bool)
     is_masked[:, prompt : prompt + response] = plan.states != VISIBLE
-    noisy = np.where(is_masked[view[:, None], noisy_at], mask_id, canvas[noisy_at])
-    positions = np.concatenate([np.arange(len(canvas)), noisy_at.reshape(-1)])
-    noisy_streams = (view + 1).repeat(block_size)
+    noisy = np.where(is_masked[noisy_view, noisy_at], mask_id, canvas[noisy_at])
+    positions = np.concatenate([np.arange(len(canvas)), noisy_at])
+    noisy_streams = noisy_view + 1
     views, tokens = chosen.nonzero()
     nth_noisy_block = holds.cumsum().reshape(holds.shape) - 1
-    block_of = (prompt + tokens) // block_size - prompt // block_size
-    columns = (
-        len(canvas) + nth_noisy_block[views, block_of] * block_size + (prompt + tokens) % block_size
-    )
+    at = prompt + tokens
+    predictor = predictor_positions(torch.from_numpy(at), family).numpy()
+    noisy_start = len(canvas) + sizes.cumsum() - sizes
+    own_block = noisy_start[nth_noisy_block[views, at // block_size - prompt // block_size]]
+    is_inside = predictor // block_size == at // block_size
+    columns = np.where(is_inside, own_block + predictor % block_size, predictor)
     return Row(
-        ids=np.concatenate([canvas, noisy.reshape(-1)]),
+        ids=np.concatenate([canvas, noisy]),
         positions=positions,
         blocks=positions // block_size,
         streams=np.concatenate([np.full(len(canvas), CLEAN), noisy_streams]),
@@ -231,6 +246,7 @@ def _row_tokens(
 ) -> RowTokens:
     """What the plan says of some response tokens, each in one view. views, index: int64 [n]."""
     blocks = grid_blocks(trajectory, block_size, family)[index]
+    at_edge = (len(trajectory.prompt_ids) + index) % trajectory.block_size == 0
     return RowTokens(
         index=index,
         group=dense_ranks(np.zeros_like(index), blocks * len(plan.states) + views),
@@ -238,4 +254,5 @@ def _row_tokens(
         weight=plan.weights[views, index],
         is_predicted=plan.states[views, index] == PREDICTED,
         order=None if plan.order is None else plan.order[index],
+        is_forced=at_edge & family.crosses_edges,
     )

@@ -303,15 +303,17 @@ def _order_candidates(
     group: Integers,
     is_predicted: Bools,
 ) -> OrderCandidates | None:
-    """The choice sets of all rows, one a group; None where no order is scored. row, column, group
-    and is_predicted: of all tokens of the rows."""
+    """The choice sets of all rows, one a group, without the tokens that were forced: each of these
+    is alone; None where no order is scored. row, column, group and is_predicted: of all tokens of
+    the rows."""
     orders = [part.order for part in tokens if part.order is not None]
     if not orders:
         return None
-    by_place = np.lexsort((np.concatenate(orders), group))
+    number = 2 * group + np.concatenate([part.is_forced for part in tokens])
+    by_place = np.lexsort((np.concatenate(orders), number))
     entry = np.empty(len(group), dtype=np.int64)
     entry[by_place] = np.arange(len(group))
-    choice_set = group[by_place]
+    choice_set = number[by_place]
     return OrderCandidates(
         row=torch.from_numpy(row[by_place]),
         column=torch.from_numpy(column[by_place]),

@@ -296,7 +296,7 @@ def shape_of(
         return arch, torch.float32 if dtype == "stored" else DTYPES[dtype]
     directory = root / params.base.path if config is None else config.parent
     published = read_config(directory) if config is None else read_json(config)
-    arch = architecture_of(published, directory)
+    arch = architecture_of(published, directory, params.base.model.family)
     return arch, stored_dtype(published, directory) if dtype == "stored" else DTYPES[dtype]
 
 

@@ -84,7 +84,9 @@ def _whole_canvas_cost(cache: NoCache, shape: ResponseShape) -> tuple[int, int]:
 def _active_block(cache: Exact, passes: Passes, active: ActiveBlock, branch: int) -> torch.Tensor:
     positions = active.positions
     rows = np.arange(passes.slots.count)
-    return passes.window(positions, branch, rows, positions, positions[:, -1] + 1)
+    end = passes.slots.block_end(active, rows)
+    columns = np.where(positions < end[:, None], positions, passes.slots.width)
+    return passes.window(positions, branch, rows, columns, end)
 
 
 def _active_block_cost(cache: Exact, shape: ResponseShape) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from tracerl.settings.sampling import (
     Sampler,
     Sequential,
     Static,
+    SubBlocks,
 )
 
 # Dream's noise levels run from 1 down to this number (`eps` of its published generation code).
@@ -55,10 +56,16 @@ class Candidates:
     """Place of each position in `order`, int64 [rows, K]."""
     step_in_block: torch.Tensor
     """Denoising steps that each block has had, int64 [rows]."""
+    place: torch.Tensor
+    """Place of each column in its block, from 0, int64 [K]."""
 
 
 def choose(
-    confidence: torch.Tensor, masked: torch.Tensor, step_in_block: torch.Tensor, settings: Sampler
+    confidence: torch.Tensor,
+    masked: torch.Tensor,
+    step_in_block: torch.Tensor,
+    settings: Sampler,
+    first_place: int = 0,
 ) -> torch.Tensor:
     """Positions to commit, bool [rows, K], only masked ones; at least one per row that has one,
     except on Dream's schedule.
@@ -66,16 +73,20 @@ def choose(
     confidence: float [rows, K]; masked: bool [rows, K]; step_in_block: int64 [rows], denoising
     steps the block has had. Ties break by position. Rows whose schedule is over (a prompt tail
     makes a block shorter, never longer) commit one at a time. For a drawn order the confidence is
-    `perturb`ed; for an order by entropy it is the negative entropy.
+    `perturb`ed; for an order by entropy it is the negative entropy. first_place: place in the block
+    of the first column; the columns go on from there and, at the block's end, from the next one's
+    start.
     """
     score = confidence.masked_fill(~masked, float("-inf"))
     order = score.argsort(dim=1, descending=True, stable=True)
+    columns = torch.arange(masked.shape[1], device=masked.device)
     candidates = Candidates(
         masked=masked,
         score=score,
         order=order,
         rank=order.argsort(dim=1),
         step_in_block=step_in_block,
+        place=(first_place + columns) % settings.block_size,
     )
     return masked & _CHOOSE[type(settings.order)](settings.order, candidates, settings)
 
@@ -101,6 +112,16 @@ def _above_threshold(order: Dynamic, candidates: Candidates, settings: Sampler) 
     return (candidates.score > order.threshold) | (candidates.rank == 0)
 
 
+def _in_sub_block(order: SubBlocks, candidates: Candidates, settings: Sampler) -> torch.Tensor:
+    number = (candidates.place // order.size).expand_as(candidates.masked)
+    first = number.masked_fill(~candidates.masked, settings.block_size).amin(1, keepdim=True)
+    inside = candidates.masked & (number == first)
+    score = candidates.score.masked_fill(~inside, float("-inf"))
+    best = score.argmax(1, keepdim=True)
+    is_best = torch.zeros_like(inside).scatter(1, best, True)
+    return inside & ((score > order.threshold) | is_best)
+
+
 def _below_entropy(order: Entropy, candidates: Candidates, settings: Sampler) -> torch.Tensor:
     entropies = (-candidates.score).masked_fill(~candidates.masked, 0.0)
     total = entropies.gather(1, candidates.order).cumsum(1).gather(1, candidates.rank)
@@ -114,6 +135,7 @@ _CHOOSE: dict[type[Section], Callable[[Any, Candidates, Sampler], torch.Tensor]]
     Sequential: _leftmost,
     PlackettLuce: _most_confident,
     Dynamic: _above_threshold,
+    SubBlocks: _in_sub_block,
     Entropy: _below_entropy,
 }
 

@@ -32,7 +32,6 @@ class Passes:
         self.slots = slots
         self.static = static
         self.settings = slots.settings
-        self.attention = model.family.attention
         self.caches: list[KeyValueCache] = []
         if slots.cache.stores_keys:
             self.caches = [
@@ -147,9 +146,9 @@ class Passes:
         key_end: [m], where what is seen ends; None for the end of the canvas, or of the active
         block where later blocks cannot be seen (block-causal attention).
         """
-        slots, family, positions = self.slots, self.model.family, active.positions[rows]
+        slots, family, targets = self.slots, self.model.family, active.targets[rows]
         if family.attention == "block_causal":
-            key_end = positions[:, -1] + 1
+            key_end = slots.block_end(active, rows)
         elif key_end is None:
             key_end = slots.end[rows]
         width = self._round_up(int(key_end.max()), slots.width)
@@ -165,7 +164,8 @@ class Passes:
         if self.caches:
             window = CacheWindow(self.caches[branch], 0, 0, self._to_device(rows)[0])
         hidden: torch.Tensor = self.model(ids, layout, window)
-        at = predictor_positions(self._to_device(positions)[0], family)
+        at = predictor_positions(self._to_device(targets)[0], family)
+        at = at.clamp(max=width - 1)  # a short last block has no hidden states beyond its end
         return hidden.gather(1, at.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
     def from_block(

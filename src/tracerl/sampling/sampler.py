@@ -182,14 +182,13 @@ class _Engine:
         self.static = static_shapes(model.device)
         self.order_module = model.order if needs_module(settings.order) else None
         self.num_branches = 2 if settings.guidance else 1
-        attention = model.family.attention
         self.slots = Slots(
             requests,
             end_ids,
             settings,
-            attention,
+            model.family,
             model.architecture.mask_id,
-            cache_for(attention, settings),
+            cache_for(model.family.attention, settings),
         )
         self.slots.allocate(rows_that_fit(self.slots, settings))
         self.passes = Passes(model, self.slots, self.num_branches, self.static)
@@ -221,7 +220,11 @@ class _Engine:
         draws = self._draw(hidden, active, rows, columns)
         masked, step = self._to_device(active.masked, self.slots.step_in_block[: self.slots.count])
         ranking = self._ranking(draws, active)
-        commit = choose(ranking, masked, step, self.settings)
+        edge = int(self.model.family.crosses_edges)
+        commit = choose(ranking, masked, step, self.settings, edge)
+        if edge:
+            # The next block's first token is alone; a schedule might never get to it.
+            commit[:, -1] = masked[:, -1]
         fields = [torch.where(commit, draws.tokens, -1), draws.logprobs, draws.filtered_logprobs]
         if self.settings.order.is_drawn:
             fields += order_logprobs(draws.order_scores, ranking, masked)
@@ -250,7 +253,7 @@ class _Engine:
         raise nonfinite_error(
             self.model,
             f"request {slots.request[row]}, step {slots.num_steps[row] + 1}, "
-            f"position {active.positions[row, column]}",
+            f"position {active.targets[row, column]}",
             ids,
             Layout(positions, blocks, torch.zeros_like(positions)),
         )
@@ -259,7 +262,7 @@ class _Engine:
         self, hidden: list[torch.Tensor], active: ActiveBlock, rows: Ints, columns: Ints
     ) -> TokenDraws:
         """A token at each masked position, as a [n, K] table."""
-        counters = (self.slots.num_steps[rows] << 32) + active.positions[rows, columns]
+        counters = (self.slots.num_steps[rows] << 32) + active.targets[rows, columns]
         row, column, counter, key = self._to_device(rows, columns, counters, self.slots.key[rows])
         logits = self.model.logits(hidden[0][row, column])
         if self.settings.guidance:
@@ -277,9 +280,7 @@ class _Engine:
         drawn, its score with noise."""
         if not self.settings.order.is_drawn:
             return draws.confidence
-        counters = (
-            (self.slots.num_steps[: self.slots.count, None] << 32) + active.positions + _ORDER
-        )
+        counters = (self.slots.num_steps[: self.slots.count, None] << 32) + active.targets + _ORDER
         counter, key = self._to_device(counters, self.slots.key[: self.slots.count, None])
         return perturb(draws.order_scores, uniforms(key, counter))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tracerl.models.families import Attention
+from tracerl.models.families import Family
 from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.settings.sampling import Cache, Sampler
 from tracerl.types import Trajectory
@@ -37,8 +37,13 @@ class ActiveBlock:
 
     positions: Ints
     """Positions in the canvas, int64 [n, K]."""
+    targets: Ints
+    """Position that each of them stands for in this step, int64 [n, K]: itself, or the next one
+    where a family crosses the edges of blocks."""
     masked: Bools
-    """Whether the position is masked, bool [n, K]."""
+    """Whether the target is masked and may be committed, bool [n, K]."""
+    complete: Bools
+    """Whether nothing of the block is masked, bool [n]."""
     rows: Ints
     """Row of each masked entry, row by row, int64 [T]."""
     columns: Ints
@@ -63,29 +68,40 @@ class StepResult:
 
 class Slots:
     """`size` rows of `width` positions. first, limit: where each request's first active block
-    starts, and where its canvas ends. cache: `caches.cache_for` the model."""
+    starts, and where its canvas ends. cache: `caches.cache_for` the model.
+
+    A family that crosses the edges of blocks predicts the first token of a block from the last
+    position of the block before it. There, the first active block is the one that holds the token
+    before the response, and a complete block is passed once more before the row moves on: that
+    pass, of a step of its own, commits the first token of the next block and nothing else.
+    """
 
     def __init__(
         self,
         requests: Sequence[Request],
         end_ids: Sequence[int],
         settings: Sampler,
-        attention: Attention,
+        family: Family,
         mask_id: int,
         cache: Cache,
     ) -> None:
         self.requests = requests
         self.settings = settings
-        self.attention = attention
+        self.family = family
         self.cache = cache
         self.mask_id = mask_id
         self.block_size = size = settings.block_size
         self.end_ids = np.array(list(end_ids), dtype=np.int64)
-        self.first = [first_live_start(len(r.prompt_ids), size, attention) for r in requests]
-        self.limit = [
-            first + block_starts_after(len(r.prompt_ids) + settings.max_new_tokens - first, size)
-            for r, first in zip(requests, self.first, strict=True)
+        # The last token that the first step may read is the one before the response.
+        edge = int(family.crosses_edges)
+        self.first = [
+            first_live_start(len(r.prompt_ids) - edge, size, family.attention) for r in requests
         ]
+        self.limit = []
+        for r, first in zip(requests, self.first, strict=True):
+            end = len(r.prompt_ids) + settings.max_new_tokens
+            whole = first + block_starts_after(end - first, size)
+            self.limit.append(end if family.short_last_block else whole)
         self.width = max(self.limit, default=size)
         self.size = min(settings.max_rows, max(len(requests), 1))
         self.count = 0
@@ -139,11 +155,33 @@ class Slots:
         self.prompt_length[row] = length
 
     def active_block(self) -> ActiveBlock:
-        """The block that every live row works on."""
+        """The block that every live row works on; of a short last block also positions beyond the
+        end, where nothing is masked."""
         positions = self.start[: self.count, None] + np.arange(self.block_size)
-        masked = np.take_along_axis(self.masked[: self.count], positions, 1)
+        inside = self._masked_at(positions)
+        complete = np.asarray(~inside.any(1))
+        targets = positions
+        masked = inside
+        if self.family.crosses_edges:
+            targets = positions + 1
+            masked = self._masked_at(targets)
+            masked[:, -1] &= complete
         rows, columns = masked.nonzero()
-        return ActiveBlock(positions=positions, masked=masked, rows=rows, columns=columns)
+        return ActiveBlock(
+            positions=positions,
+            targets=targets,
+            masked=masked,
+            complete=complete,
+            rows=rows,
+            columns=columns,
+        )
+
+    def _masked_at(self, positions: Ints) -> Bools:
+        """Whether positions [n, K] of the live rows are masked; False beyond the canvas."""
+        masked = np.take_along_axis(
+            self.masked[: self.count], positions.clip(max=self.width - 1), 1
+        )
+        return np.asarray(masked & (positions < self.end[: self.count, None]))
 
     def visible_ids(self, rows: Ints, positions: Ints, mask_prompt: bool) -> Ints:
         """Ids at positions [m, Q] of some rows, as the canvas is or with its prompt masked (for
@@ -156,6 +194,10 @@ class Slots:
     def window_end(self, active: ActiveBlock, rows: Ints, horizon: int) -> Ints:
         """Where a window of `horizon` tokens after the active block of some rows ends."""
         return np.minimum(active.positions[rows, -1] + 1 + horizon, self.end[rows])
+
+    def block_end(self, active: ActiveBlock, rows: Ints) -> Ints:
+        """Where the active block of some rows ends, [m]: a short last block with its canvas."""
+        return np.minimum(active.positions[rows, -1] + 1, self.end[rows])
 
     def record(
         self, active: ActiveBlock, result: StepResult | None, num_branches: int
@@ -171,7 +213,7 @@ class Slots:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         commit = result.tokens >= 0
         rows, columns = commit.nonzero()
-        at = rows, active.positions[rows, columns]
+        at = rows, active.targets[rows, columns]
         self.canvas[at] = result.tokens[commit]
         self.logprobs[at] = result.logprobs[commit]
         self.filtered_logprobs[at] = result.filtered_logprobs[commit]
@@ -186,18 +228,19 @@ class Slots:
         """Moves rows whose block is complete to their next one; returns the rows that have
         finished, and whether an end token did it.
 
-        Where a cache keeps the keys of committed blocks, a complete block is passed once more
-        before the row moves on.
+        Where a cache keeps the keys of committed blocks, or the next block's first token is
+        predicted from here, a complete block is passed once more before the row moves on.
         """
-        n, at = self.count, (np.arange(self.count)[:, None], active.positions)
-        complete = ~self.masked[at].any(1)
-        ended = np.asarray(
-            (np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)).any(1)
-        )
+        n = self.count
+        inside = active.positions < self.end[:n, None]
+        at = np.arange(n)[:, None], active.positions.clip(max=self.width - 1)
+        complete = ~(self.masked[at] & inside).any(1)
+        is_end = np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)
+        ended = np.asarray((is_end & inside).any(1))
         done = complete & (ended | (self.start[:n] + self.block_size >= self.end[:n]))
         moving = complete & ~done
-        if self.cache.shares_prompts:
-            moving &= ~active.masked.any(1)
+        if self.cache.shares_prompts or self.family.crosses_edges:
+            moving &= active.complete
         self.start[:n] += moving * self.block_size
         self.step_in_block[:n][moving] = 0
         return [(int(row), bool(ended[row])) for row in done.nonzero()[0]]
@@ -205,7 +248,8 @@ class Slots:
     def trajectory(self, row: int, ended: bool) -> Trajectory:
         """What a finished row holds."""
         prompt = int(self.prompt_length[row])
-        response = slice(prompt, int(self.start[row]) + self.block_size)
+        stop = min(int(self.start[row]) + self.block_size, int(self.end[row]))
+        response = slice(prompt, stop)
         ids = self.canvas[row, response].astype(np.int32)
         order = None
         order_logprobs = None
@@ -231,7 +275,7 @@ class Slots:
     def _canvas_length(self, row: int, stop: int) -> int:
         """Positions that the passes of a finished row have seen. stop: end of its response."""
         end = int(self.end[row])
-        horizon = 0 if self.attention == "block_causal" else self.cache.canvas_horizon
+        horizon = 0 if self.family.attention == "block_causal" else self.cache.canvas_horizon
         return end if horizon is None else min(end, stop + horizon)
 
     def close_gaps(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:

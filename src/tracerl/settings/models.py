@@ -10,8 +10,21 @@ from tracerl.settings.base import Positive, Section
 class ModelShape(Section):
     """Shape of the small default model; its vocabulary comes from the character tokenizer."""
 
-    family: Literal["sdar", "llada", "dream"]
-    """Attention and prediction of models/families.py."""
+    family: Literal[
+        "sdar",
+        "llada",
+        "dream",
+        "a2d-qwen3",
+        "a2d-qwen3-block",
+        "a2d-qwen2",
+        "a2d-qwen2-block",
+        "a2d-llama",
+        "a2d-llama-block",
+        "stable-diffcoder",
+        "fast-dllm-v2",
+    ]
+    """Attention and prediction of models/families.py. Of an imported a2d checkpoint, which does not
+    say it, also the attention it was trained with."""
     hidden_size: int = Positive
     """Width of the residual stream."""
     intermediate_size: int = Positive

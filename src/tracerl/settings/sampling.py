@@ -49,6 +49,19 @@ class Dynamic(_Order):
     """Confidence to exceed: a probability, or nats for confidence neg_entropy."""
 
 
+class SubBlocks(_Order):
+    """Inside a block one sub-block after the other, from left to right: of the first with masked
+    positions every one whose confidence exceeds a threshold, at least the most confident one
+    (Fast-dLLM v2)."""
+
+    kind: Literal["sub_blocks"]
+    """Name of the order."""
+    threshold: float
+    """Confidence to exceed: a probability, or nats for confidence neg_entropy."""
+    size: int = Positive
+    """Tokens of a sub-block; block_size is a multiple."""
+
+
 class Entropy(_Order):
     """The positions of least entropy, as long as their sum stays below a bound; at least one."""
 
@@ -75,7 +88,8 @@ class PlackettLuce(_Order):
 
 
 Order = Annotated[
-    Static | Sequential | Dynamic | Entropy | PlackettLuce, Field(discriminator="kind")
+    Static | Sequential | Dynamic | SubBlocks | Entropy | PlackettLuce,
+    Field(discriminator="kind"),
 ]
 
 
@@ -211,11 +225,15 @@ class Sampler(Section):
                 f"steps_per_block {self.steps_per_block} is larger than block_size "
                 f"{self.block_size}"
             )
+        if isinstance(self.order, SubBlocks) and self.block_size % self.order.size:
+            raise ValueError(
+                f"block_size {self.block_size} is not a multiple of order.size {self.order.size}"
+            )
         return self
 
     @model_validator(mode="after")
     def _confidence_has_an_effect(self) -> Self:
-        if isinstance(self.order, Dynamic):
+        if isinstance(self.order, Dynamic | SubBlocks):
             self._check_threshold(self.order.threshold)
         if self.confidence_of == "max" and self.confidence in ("margin", "neg_entropy"):
             raise ValueError(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tracerl import distributed
+from tracerl.models.families import Family
 from tracerl.models.finite import nonfinite_error
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
@@ -169,7 +170,8 @@ def order_by_preference(
         for i, (chosen, block) in enumerate(zip(selection, blocks, strict=True)):
             here = (views.source == i).numpy()
             tokens = views.token.numpy()[here]
-            _select(chosen, block, tokens, confidence[here], pick, round_number)
+            edges = _edges(trajectories[i], block_size, model.family)
+            _select(chosen, block, tokens, confidence[here], edges, pick, round_number)
     ordered = []
     for trajectory, chosen, block in zip(trajectories, selection, blocks, strict=True):
         step_map = _merge_steps(chosen, block, step_tokens // pick)
@@ -191,20 +193,28 @@ def _plan(
     return Plan(states=states, weights=np.ones(states.shape, dtype=np.float32))
 
 
+def _edges(trajectory: Trajectory, block_size: int, family: Family) -> npt.NDArray[np.bool_]:
+    """Which response tokens sampling commits alone before the rest of their block, bool [R]."""
+    positions = len(trajectory.prompt_ids) + np.arange(len(trajectory.response_ids))
+    return (positions % block_size == 0) & family.crosses_edges
+
+
 def _select(
     chosen: npt.NDArray[np.int64],
     blocks: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int64],
     confidence: npt.NDArray[np.float32],
+    edges: npt.NDArray[np.bool_],
     pick: int,
     round_number: int,
 ) -> None:
     """Marks the `pick` most confident open tokens of every block with the number of this selection;
-    ties break by position."""
+    ties break by position. A token at an edge is marked alone, before the others of its block."""
     order = np.lexsort((tokens, -confidence))
     for block in np.unique(blocks[tokens]):
-        inside = [t for t in tokens[order] if blocks[t] == block][:pick]
-        chosen[inside] = round_number
+        inside = [t for t in tokens[order] if blocks[t] == block]
+        alone = [t for t in inside if edges[t]]
+        chosen[alone or inside[:pick]] = round_number
 
 
 def _merge_steps(
