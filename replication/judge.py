@@ -2,10 +2,9 @@
 replication/verdicts/<plan>/replication.json and .html.
 
 A comparison pairs what both sides were asked: problem by problem (the mean over its responses), or
-iteration by iteration. Its interval is a bootstrap in two stages: seeds are drawn with replacement,
-and inside each drawn seed its problems. Three seeds give such an interval few different draws, and
-one gives it none: it then speaks of problems only. Verdicts follow from the interval and the two
-bounds of claims.yaml, which were written down before anything ran.
+iteration by iteration, which gives one difference for each seed. rule.py turns the differences of
+all tests of a claim into verdicts, by the bounds of claims.yaml, which were written down before
+anything ran. A comparison on one seed has an interval over problems and no verdict.
 
 Example: python -m replication.judge full
 """
@@ -14,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,25 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from replication.plan import HERE, Tree, World, default_params, read_table, worlds
+from replication.rule import (
+    HELD,
+    NOT_HELD,
+    UNDECIDED,
+    Evidence,
+    Rule,
+    Verdict,
+    judge_claim,
+    judge_tests,
+    p_value,
+    seed_interval,
+    seeds_for_power,
+)
 from tracerl.disk import write_json, write_text
 from tracerl.errors import DataError, TracerlError
 from tracerl.seeds import generator_for
 from tracerl.store.files import read_rollouts
 from tracerl.store.run_tables import curve_rows
 
-HELD, NOT_HELD, UNDECIDED = "held", "not held", "undecided"
 COUNTED = {"tokens_per_step": "num_denoising_forwards", "tokens_per_forward": "num_forwards"}
 WINDOW = 5  # iterations over which the trend of a training curve is taken
 
@@ -37,29 +48,26 @@ Values = dict[tuple[str, ...], float]  # a problem (task set, id) or an iteratio
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Rule:
-    resamples: int
-    level: float
-    tolerance: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A comparison and what came of it. differences: by seed. compute: flops of the first side over
-    those of the other.
-
-    mean, low, high: None where a cell failed.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a comparison of claims.yaml measured, and its verdict."""
 
     test: Tree
-    mean: float | None
-    low: float | None
-    high: float | None
+    """Its row of claims.yaml."""
     differences: dict[int, float]
+    """By seed, the mean over problems or iterations; empty where a cell failed."""
+    interval: tuple[float, float] | None
+    """Of the mean over seeds; of a single seed, over its problems. None where a cell failed."""
     compute: float | None
-    verdict: str
+    """Floating-point operations of the first side over those of the other; None if not counted."""
+    failure: str = ""
+    """Why it cannot be judged: a cell that failed, or sides that are one."""
+    missing: str = ""
+    """The precondition that does not hold; "" if all do."""
+    verdict: Verdict | None = None
+    """None of a comparison that no claim hangs on."""
     why: str = ""
+    """Why the verdict is not what the differences alone would say."""
 
 
 @dataclass
@@ -198,87 +206,95 @@ def differences(sides: Sequence[Values], signs: Sequence[int]) -> Floats:
     )
 
 
-def interval(by_seed: Sequence[Floats], rule: Rule) -> tuple[float, float]:
-    """Percentile bootstrap interval of the mean over seeds of the mean over problems, seeds drawn
-    first and problems inside each."""
-    rng = generator_for(0, "replication", *(len(part) for part in by_seed))
+def problem_interval(values: Floats, rule: Rule) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over the problems of one seed."""
+    rng = generator_for(0, "replication", len(values))
     means = np.empty(rule.resamples)
     for i in range(rule.resamples):
-        drawn = rng.integers(0, len(by_seed), len(by_seed))
-        means[i] = np.mean(
-            [by_seed[k][rng.integers(0, len(by_seed[k]), len(by_seed[k]))].mean() for k in drawn]
-        )
+        means[i] = values[rng.integers(0, len(values), len(values))].mean()
     tail = 50 * (1 - rule.level)
     low, high = np.percentile(means, [tail, 100 - tail])
     return float(low), float(high)
 
 
-def decide(
-    low: float, high: float, test: Tree, compute: float | None, tolerance: float
-) -> tuple[str, str]:
-    """The verdict on one comparison and, where it is not the interval alone, why."""
-    if test["budget"] == "equal":
-        if compute is None:
-            return UNDECIDED, "what a cell cost was not counted whole"
-        # Who had more and lost all the same, or less and won all the same, has lost or won.
-        if compute > 1 + tolerance and high >= test["refuted_below"]:
-            return UNDECIDED, f"the first side had {compute:.2f} times the compute"
-        if compute < 1 - tolerance and low <= test["above"]:
-            return UNDECIDED, f"the first side had {compute:.2f} times the compute"
-    if low > test["above"]:
-        return HELD, ""
-    return (NOT_HELD, "") if high < test["refuted_below"] else (UNDECIDED, "")
-
-
-def overall(verdicts: Sequence[str]) -> str:
-    """Of a claim: refuted by one test, held by all of them."""
-    if NOT_HELD in verdicts:
-        return NOT_HELD
-    return HELD if verdicts and set(verdicts) == {HELD} else UNDECIDED
-
-
-def compare(results: Results, test: Tree, rule: Rule) -> Outcome | None:
-    """A test, or a comparison that is shown only (no bounds). None where a cell is not part of the
-    plan."""
-    cells, signs = (
-        [*test["plus"], *test["minus"]],
-        [1] * len(test["plus"]) + [-1] * len(test["minus"]),
-    )
+def compare(results: Results, test: Tree, rule: Rule) -> Comparison | None:
+    """What a comparison measured. None where a cell is not part of the plan."""
+    cells = [*test["plus"], *test["minus"]]
+    signs = [1] * len(test["plus"]) + [-1] * len(test["minus"])
     there = [one for one in results.worlds if all(is_there(one, cell, test) for cell in cells)]
     if not there:
         return None
-    if failed := [
+    failed = [
         f"{one.family}-{one.seed}/{cell}"
         for one in there
         for cell in cells
         if results.failed(one, cell, test)
-    ]:
-        return Outcome(
-            test,
-            None,
-            None,
-            None,
-            {},
-            None,
-            UNDECIDED,
-            f"{', '.join(failed)} did not come to an end",
-        )
+    ]
+    if failed:
+        failure = f"{', '.join(failed)} did not come to an end"
+        return Comparison(test=test, differences={}, interval=None, compute=None, failure=failure)
     by_seed = {
         one.seed: differences([results.values(one, cell, test) for cell in cells], signs)
         for one in there
     }
-    low, high = interval(list(by_seed.values()), rule)
-    compute = ratio(results, there, test)
-    if "above" not in test:
-        verdict, why = "shown", ""
-    elif not any(part.any() for part in by_seed.values()):
-        verdict, why = UNDECIDED, "both sides did alike on everything they were asked"
+    means = {seed: float(values.mean()) for seed, values in by_seed.items()}
+    if len(by_seed) == 1:
+        interval = problem_interval(next(iter(by_seed.values())), rule)
     else:
-        verdict, why = decide(low, high, test, compute, rule.tolerance)
-    means = {seed: float(part.mean()) for seed, part in by_seed.items()}
-    return Outcome(
-        test, float(np.mean(list(means.values()))), low, high, means, compute, verdict, why
+        interval = seed_interval(list(means.values()), rule.level)
+    alike = not any(values.any() for values in by_seed.values())
+    return Comparison(
+        test=test,
+        differences=means,
+        interval=interval,
+        compute=ratio(results, there, test),
+        failure="both sides did alike on everything they were asked" if alike else "",
+        missing=missing_precondition(results, test, rule),
     )
+
+
+def missing_precondition(results: Results, test: Tree, rule: Rule) -> str:
+    """The first of a test's `needs` that its seeds do not show, at the rule's error; "" if none."""
+    for need in test.get("needs", []):
+        shown = compare(results, {**test, "needs": [], "budget": "own", **need}, rule)
+        values = list(shown.differences.values()) if shown is not None else []
+        if not values or p_value(values, need["above"]) > rule.error:
+            return f"{' + '.join(need['plus'])} is not above {' + '.join(need['minus'])}"
+    return ""
+
+
+def judge_comparisons(tests: Sequence[Comparison], rule: Rule) -> list[Comparison]:
+    """The tests of one claim with their verdicts."""
+    evidence = [
+        Evidence(
+            differences=list(each.differences.values()),
+            above=each.test["above"],
+            refuted_below=each.test["refuted_below"],
+            has_preconditions=not each.missing,
+        )
+        for each in tests
+    ]
+    judged = []
+    for each, verdict in zip(tests, judge_tests(evidence, rule), strict=True):
+        if each.failure:
+            judged.append(replace(each, verdict=UNDECIDED, why=each.failure))
+            continue
+        why = weigh_compute(verdict, each, rule) or each.missing
+        judged.append(replace(each, verdict=verdict if why == each.missing else UNDECIDED, why=why))
+    return judged
+
+
+def weigh_compute(verdict: Verdict, comparison: Comparison, rule: Rule) -> str:
+    """Why unequal compute takes a verdict away from a comparison at equal budget; "" if it stands.
+    Who had more and lost all the same, or less and won all the same, has lost or won."""
+    if comparison.test["budget"] != "equal" or verdict not in (HELD, NOT_HELD):
+        return ""
+    compute = comparison.compute
+    if compute is None:
+        return "what a cell cost was not counted whole"
+    with_more = compute > 1 + rule.tolerance and verdict == HELD
+    with_less = compute < 1 - rule.tolerance and verdict == NOT_HELD
+    return f"the first side had {compute:.2f} times the compute" if with_more or with_less else ""
 
 
 def is_there(one: World, cell: str, test: Tree) -> bool:
@@ -309,19 +325,9 @@ def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
     }
     claims, rows = {}, []
     for name, claim in table["claims"].items():
-        found = [
-            (kind, compare(results[test["family"]], test, rule))
-            for kind in ("tests", "shown")
-            for test in claim[kind]
-        ]
-        outcomes = [(kind, outcome) for kind, outcome in found if outcome is not None]
-        tested = [outcome.verdict for kind, outcome in outcomes if kind == "tests"]
-        missing = sum(kind == "tests" and outcome is None for kind, outcome in found)
-        verdict = overall([*tested, *[UNDECIDED] * missing])
         claims[name] = {
             **{key: claim[key] for key in ("says", "source", "refuted_if")},
-            "verdict": verdict,
-            "comparisons": [described(outcome) for _, outcome in outcomes],
+            **compare_claim(claim, results, rule),
         }
         rows += claim_rows(name, claim, results, rule)
     return {
@@ -333,18 +339,49 @@ def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
     }
 
 
-def described(outcome: Outcome) -> Tree:
-    by_seed = {str(seed): mean for seed, mean in outcome.differences.items()}
+def compare_claim(claim: Tree, results: dict[str, Results], rule: Rule) -> Tree:
+    """The verdict on a claim, and its comparisons. A test whose cells are not part of the plan
+    leaves the claim undecided."""
+    tests = [compare(results[test["family"]], test, rule) for test in claim["tests"]]
+    judged = judge_comparisons([test for test in tests if test is not None], rule)
+    shown = [compare(results[test["family"]], test, rule) for test in claim["shown"]]
+    verdicts = [each.verdict or UNDECIDED for each in judged] + [UNDECIDED] * tests.count(None)
     return {
-        **outcome.test,
-        "difference": outcome.mean,
-        "ci_low": outcome.low,
-        "ci_high": outcome.high,
-        "by_seed": by_seed,
-        "compute": outcome.compute,
-        "verdict": outcome.verdict,
-        "why": outcome.why,
+        "verdict": judge_claim(verdicts),
+        "comparisons": [
+            described(each, len(tests), rule) for each in [*judged, *shown] if each is not None
+        ],
     }
+
+
+def described(comparison: Comparison, num_tests: int, rule: Rule) -> Tree:
+    """A comparison as replication.json holds it."""
+    low, high = comparison.interval or (None, None)
+    values = list(comparison.differences.values())
+    return {
+        **comparison.test,
+        "difference": float(np.mean(values)) if values else None,
+        "ci_low": low,
+        "ci_high": high,
+        "by_seed": {str(seed): value for seed, value in comparison.differences.items()},
+        "seeds_needed": seeds_needed(comparison, num_tests, rule),
+        "compute": comparison.compute,
+        "verdict": comparison.verdict or "shown",
+        "why": comparison.why,
+    }
+
+
+def seeds_needed(comparison: Comparison, num_tests: int, rule: Rule) -> int | None:
+    """Seeds with which the smallest effect that counts would be found as often as the rule asks, at
+    the deviation between seeds that was measured. None of a comparison without a verdict, or whose
+    bounds leave no room for an effect."""
+    values = list(comparison.differences.values())
+    test = comparison.test
+    if "above" not in test or test["refuted_below"] <= test["above"] or len(values) < 2:
+        return None
+    deviation = float(np.std(values, ddof=1))
+    effect = test["refuted_below"] - test["above"]
+    return seeds_for_power(effect, deviation, num_tests, rule) if deviation else len(values)
 
 
 def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) -> list[Tree]:
@@ -364,7 +401,7 @@ def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) 
                     continue
                 seen.add(key)
                 values = np.array(list(results[test["family"]].values(one, cell, test).values()))
-                low, high = interval([values], rule)
+                low, high = problem_interval(values, rule)
                 forwards = results[test["family"]].compute(one, cell)["forwards"]
                 what = ", ".join([test["metric"], mode, *test.get("tasks", [])])
                 rows.append(

@@ -13,17 +13,19 @@ from tracerl.reporting.charts import Series, line_chart, percent, plain
 Tree = dict[str, Any]
 
 RULE = (
-    "A comparison pairs both sides problem by problem (iteration by iteration for fluctuations) "
-    "and takes the mean over seeds of the mean "
-    "over problems. Its {level:.0%} interval is a bootstrap of {resamples} draws, seeds first and "
-    "problems inside each; with one seed it "
-    "speaks of problems only. It is held if the whole interval lies above the first bound of its "
-    "row, not held if it lies below the "
-    "second, and undecided otherwise. Where the budget is to be equal, the floating-point "
-    "operations of both sides' last stage may "
-    "differ by {tolerance:.0%}: if the first side had more and did not lose, or less and did not "
-    "win, the comparison is undecided. A claim "
-    "is held if all its comparisons are, not held if one is not. Rows marked shown carry no claim."
+    "Seeds are the units. A comparison pairs both sides problem by problem (iteration by iteration "
+    "for fluctuations) and has one difference for each seed, the mean over problems; its "
+    "{level:.0%} interval is Student's t over seeds (of a single seed: a bootstrap of {resamples} "
+    "draws over problems, and no verdict). A comparison is held if a one-sided t test puts the "
+    "difference above the first bound of its row, not held if one puts it below the second, the "
+    "smallest effect that counts, and undecided otherwise; Holm's correction over the comparisons "
+    "of a claim keeps the claim's error below 1 - {level:.0%}. It is untested if something does "
+    "not hold without which it cannot show its claim. The column of seeds needed says how many "
+    "would find the smallest effect that counts with a chance of {power:.0%}, at the deviation "
+    "between seeds that was measured. Where the budget is to be equal, the floating-point "
+    "operations of both sides' last stage may differ by {tolerance:.0%}: if the first side had "
+    "more and did not lose, or less and did not win, the comparison is undecided. A claim is held "
+    "if all its comparisons are, not held if one is not. Rows marked shown carry no claim."
 )
 
 
@@ -88,6 +90,7 @@ def _row(one: Tree) -> Tree:
         if one["compute"] is not None
         else f"{equal}, not counted",
         "bounds": f"{text(one['above'])} / {text(one['refuted_below'])}" if "above" in one else "",
+        "seeds_needed": one["seeds_needed"] or "",
         "verdict": one["verdict"],
         "why": one["why"],
     }

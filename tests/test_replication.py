@@ -7,6 +7,7 @@ import copy
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from replication import judge, plan
 from replication.cell import Work
 from replication.grid import response_aligned
 from replication.page import render, verdict_table
+from replication.rule import HELD, NOT_HELD, UNDECIDED, UNTESTED, Rule
 from stages.runtime.code import imported_files
 from stages.runtime.curves import write_curve
 from tests.reporting.synthetic_run import make_rollout, make_tasks
@@ -36,7 +38,7 @@ from tracerl.types import Trajectory
 
 TABLE, DEFAULTS = plan.read_table(), plan.default_params()
 FULL = plan.worlds(TABLE, "full", DEFAULTS)
-RULE = judge.Rule(**TABLE["rule"])
+RULE = Rule(**TABLE["rule"])
 JUDGING = yaml.safe_load((ROOT / "replication" / "dvc.yaml").read_text())["stages"]
 
 
@@ -204,48 +206,59 @@ BOUNDS = {"above": 0.0, "refuted_below": 0.01, "budget": "equal"}
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "compute", "verdict"),
+    ("difference", "compute", "verdict"),
     [
-        (0.001, 0.08, 1.0, judge.HELD),
-        (-0.001, 0.08, 1.0, judge.UNDECIDED),
-        (-0.05, 0.009, 1.0, judge.NOT_HELD),
-        (0.001, 0.009, 1.0, judge.HELD),  # small, but there
-        (0.001, 0.08, 1.2, judge.UNDECIDED),  # its favourite had more
-        (-0.05, 0.009, 1.2, judge.NOT_HELD),  # it had more and lost
-        (0.001, 0.08, 0.7, judge.HELD),  # it had less and won
-        (-0.05, 0.009, 0.7, judge.UNDECIDED),  # it had less and lost
-        (0.001, 0.08, None, judge.UNDECIDED),
+        (0.05, 1.0, HELD),
+        (-0.05, 1.0, NOT_HELD),
+        (0.005, 1.0, HELD),  # small, but there
+        (0.05, 1.2, UNDECIDED),  # its favourite had more
+        (-0.05, 1.2, NOT_HELD),  # it had more and lost
+        (0.05, 0.7, HELD),  # it had less and won
+        (-0.05, 0.7, UNDECIDED),  # it had less and lost
+        (0.05, None, UNDECIDED),
     ],
 )
-def test_a_verdict_follows_from_the_interval_and_the_budget(
-    low: float, high: float, compute: float | None, verdict: str
+def test_a_verdict_follows_from_the_seeds_and_the_budget(
+    difference: float, compute: float | None, verdict: str
 ) -> None:
-    found, why = judge.decide(low, high, BOUNDS, compute, tolerance=0.1)
-    assert found == verdict
-    assert bool(why) == (found == judge.UNDECIDED and compute != 1.0)
+    comparison = judge.Comparison(
+        test=BOUNDS,
+        differences={1: difference, 2: difference + 1e-4, 3: difference - 1e-4},
+        interval=(0.0, 0.0),
+        compute=compute,
+    )
+    (judged,) = judge.judge_comparisons([comparison], RULE)
+    assert judged.verdict == verdict
+    assert bool(judged.why) == (verdict == UNDECIDED)
+    of_its_own = replace(comparison, test={**BOUNDS, "budget": "own"})
+    (judged,) = judge.judge_comparisons([of_its_own], RULE)
+    assert judged.verdict == (HELD if difference > 0 else NOT_HELD)
 
 
-def test_a_budget_of_their_own_decides_nothing() -> None:
-    assert judge.decide(0.001, 0.08, {**BOUNDS, "budget": "own"}, 3.0, 0.1) == (judge.HELD, "")
+def test_a_failed_cell_and_a_missing_precondition_are_said() -> None:
+    comparison = judge.Comparison(
+        test=BOUNDS, differences={1: 0.05, 2: 0.05}, interval=(0.0, 0.0), compute=1.0
+    )
+    failed, missing, fine = judge.judge_comparisons(
+        [
+            replace(comparison, differences={}, failure="a cell failed"),
+            replace(comparison, missing="an arm does not learn"),
+            comparison,
+        ],
+        RULE,
+    )
+    assert (failed.verdict, failed.why) == (UNDECIDED, "a cell failed")
+    assert (missing.verdict, missing.why) == (UNTESTED, "an arm does not learn")
+    assert (fine.verdict, fine.why) == (HELD, "")
 
 
-def test_a_claim_holds_if_all_its_tests_do_and_falls_with_one() -> None:
-    assert judge.overall([judge.HELD, judge.HELD]) == judge.HELD
-    assert judge.overall([judge.HELD, judge.UNDECIDED]) == judge.UNDECIDED
-    assert judge.overall([judge.HELD, judge.UNDECIDED, judge.NOT_HELD]) == judge.NOT_HELD
-    assert judge.overall([]) == judge.UNDECIDED
-
-
-def test_the_interval_draws_seeds_and_problems() -> None:
+def test_one_seed_has_an_interval_over_its_problems() -> None:
     rng = np.random.default_rng(0)
-    assert judge.interval([np.full(50, 0.25)] * 3, RULE) == (0.25, 0.25)
-    # Seeds that disagree: problems say nothing.
-    low, high = judge.interval([np.zeros(50), np.ones(50)], RULE)
-    assert (low, high) == (0.0, 1.0)
     noise = rng.normal(size=400)
-    low, high = judge.interval([noise], RULE)  # one seed: the bootstrap of its problems
+    low, high = judge.problem_interval(noise, RULE)
     assert high - low == pytest.approx(2 * 1.96 * noise.std() / 20, rel=0.1)
-    assert judge.interval([noise], RULE) == (low, high)
+    assert judge.problem_interval(noise, RULE) == (low, high)
+    assert judge.problem_interval(np.full(50, 0.25), RULE) == (0.25, 0.25)
 
 
 def test_differences_pair_problems_that_all_sides_were_asked() -> None:
@@ -413,6 +426,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
     worse = {**better, "plus": ["rl-bad"], "minus": ["rl-good"], "budget": "own"}
     same = {**better, "plus": ["rl-bad"], "minus": ["rl-bad"]}
     lost = {**better, "plus": ["rl-lost"]}
+    needs = {"plus": ["rl-bad"], "minus": ["rl-good"], "above": 0.0}
     elsewhere = {**better, "tasks": ["mixed"], "budget": "own"}
     rough = {**better, "metric": "roughness", "budget": "own", "refuted_below": 0.0}
     shown = {
@@ -438,6 +452,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
         "yes": {**says, "tests": [better], "shown": [shown], "curves": drawn},
         "no": {**says, "tests": [better, worse]},
         "open": {**says, "tests": [better, rough, same, lost], "shown": [elsewhere]},
+        "idle": {**says, "tests": [{**better, "needs": [needs]}]},
     }
     tokenizer = character_tokenizer()
     for one in plan.worlds(table, "full", DEFAULTS):
@@ -505,7 +520,10 @@ def test_verdicts_come_from_the_numbers(judged: tuple[dict[str, Any], str]) -> N
         "yes": "held",
         "no": "not held",
         "open": "undecided",
+        "idle": "untested",
     }
+    (idle,) = verdicts["claims"]["idle"]["comparisons"]
+    assert idle["why"] == "rl-bad is not above rl-good"
     first, shown = verdicts["claims"]["yes"]["comparisons"]
     assert (first["difference"], first["ci_low"], first["ci_high"], first["compute"]) == (
         1.0,
@@ -521,7 +539,7 @@ def test_verdicts_come_from_the_numbers(judged: tuple[dict[str, Any], str]) -> N
         "undecided",
         "undecided",
         "undecided",
-        "held",
+        "shown",
     ]
     assert open_ones[2]["why"] == "both sides did alike on everything they were asked"
     assert (
@@ -560,11 +578,14 @@ def test_the_page_says_the_verdicts_and_needs_nothing_but_itself(
     page = judged[1]
     assert [
         re.sub("<.*?>", "", cell)
-        for cell in re.findall(r'<td class="name (?:held|not-held|undecided)">(.*?)</td>', page)
+        for cell in re.findall(
+            r'<td class="name (?:held|not-held|undecided|untested)">(.*?)</td>', page
+        )
     ] == [
         "held",
         "not held",
         "undecided",
+        "untested",
     ]
     assert "one &lt;b&gt; is better" in page
     assert page.count('<svg class="chart"') == 2
