@@ -44,6 +44,9 @@ WEIGHTS = {
     "server": 1,
     "worker": 1,
 }
+# The last moment of a disturbance, as a share of an undisturbed run: what ended before stays done,
+# so that later stages have their turn.
+LATEST = 1 / 6
 MAX_RESTARTS = 5
 DISK_MEGABYTES = 512
 
@@ -85,7 +88,7 @@ class Chaos:
         done = False
         while not done and len(kinds) < max_kills and goes_on():
             kind = self._next_kind()
-            attempt = DISTURBANCES[kind](folder, self._rng, self._seconds / 3)
+            attempt = DISTURBANCES[kind](folder, self._rng, self._seconds * LATEST)
             if attempt.struck:
                 kinds.append(kind)
                 self.kills[kind] += 1
