@@ -587,12 +587,25 @@ def test_a_file_that_holds_no_params_is_named(tmp_path, text):
         "seed: 2024-01-01\n",  # YAML's own types
         "seed: !!python/object:builtins.object {}\n",
         "{[1, 2]: 3}\n",
+        "seed: &a [*a]\n",  # holds itself
+        "[" * 5000,
+        "- " * 5000,
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, text):
     path = tmp_path / "params.yaml"
     path.write_text(text)
     with pytest.raises(ParamsError, match=str(path)):
+        load_params(path)
+
+
+def test_anchors_that_stand_for_millions_of_values_are_refused_unwritten(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]\n"]
+    for i in range(1, 9):
+        lines.append(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n")
+    path = tmp_path / "params.yaml"
+    path.write_text("".join(lines))
+    with pytest.raises(ParamsError, match="values once its anchors are written out"):
         load_params(path)
 
 

@@ -8,6 +8,7 @@ once (a round without its parent) are here too.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -32,6 +33,9 @@ from tracerl.settings.rewards import Judge, Verification
 from tracerl.settings.rounds import RlRound
 from tracerl.settings.tasks import Tasks
 from tracerl.settings.training import Base, SftRound, Traces
+
+_MAX_VALUES = 1_000_000
+_MAX_DEPTH = 100
 
 
 class _Use(NamedTuple):
@@ -224,11 +228,51 @@ class Params(Section):
 def load_params(path: Path) -> Params:
     """Reads and checks a params file. Raises ParamsError naming every wrong key with its path."""
     try:
+        text = path.read_text()
+        _check_depth(text)
         # As DVC reads it; a key given twice is refused.
-        data = YAML(typ="safe", pure=True).load(path.read_text())
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        data = YAML(typ="safe", pure=True).load(text)
+        num_values = _count_values(data, {})
+    except (OSError, ValueError, YAMLError) as error:
         raise ParamsError("the params file cannot be read", where=str(path), got=error) from error
+    except RecursionError:
+        raise ParamsError(
+            "the params file cannot be read",
+            where=str(path),
+            got="brackets nested too deeply, or an anchor that holds itself",
+        ) from None
+    if num_values > _MAX_VALUES:
+        raise ParamsError(
+            "the params file cannot be read",
+            where=str(path),
+            got=f"{num_values:,} values once its anchors are written out",
+            wanted=f"at most {_MAX_VALUES:,}",
+            do="use fewer anchors, or lists without anchors in them",
+        )
     return parse_params(data, where=str(path))
+
+
+def _check_depth(text: str) -> None:
+    """Raises RecursionError for brackets so deep that reading them takes seconds."""
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MAX_DEPTH:
+            raise RecursionError
+
+
+def _count_values(data: Any, sizes: dict[int, int]) -> int:
+    """Values in plain data, a shared one each time it is used, without walking it twice.
+
+    sizes: the counts of the maps and lists so far, by their id. Raises RecursionError for data that
+    hold themselves.
+    """
+    if not isinstance(data, (dict, list)):
+        return 1
+    if id(data) not in sizes:
+        parts = data.values() if isinstance(data, dict) else data
+        sizes[id(data)] = 1 + sum(_count_values(part, sizes) for part in parts)
+    return sizes[id(data)]
 
 
 def parse_params(data: Any, where: str) -> Params:
