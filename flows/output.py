@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prefect.exceptions import FailedRun
+
 from flows import artifacts, process
 from flows.workspace import WaitNotifier
 
@@ -31,9 +33,26 @@ NOISE = re.compile(
     r"To track the changes with git|^git add |Use `dvc push`|To enable auto staging"
     r"|^dvc config core.autostage|: 0\w+ \[00:00, \?\w+/s\]$"
 )
-LOUD = re.compile(
-    r"^(ERROR|error:|WARNING|Traceback|stopped:)|Running stage '|skipping|SIG(INT|TERM):"
-)
+# The first line of an error, and those of ours that follow it.
+ERROR = re.compile(r"ERROR|error:|Traceback|(where|got|wanted|what to do): ")
+LOUD = re.compile(r"^(WARNING|stopped:)|Running stage '|skipping|SIG(INT|TERM):")
+
+
+class _FailedRuns(logging.Filter):
+    """Drops what Prefect logs of a flow that returned a failed state: a traceback of its own code,
+    after the state and the stage's error have been logged."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], FailedRun))
+
+
+_FAILED_RUNS = _FailedRuns()
+
+
+def hide_failed_runs() -> None:
+    """Keeps tracebacks of failed runs out of the logs of this process; other tracebacks stay."""
+    for name in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(name).addFilter(_FAILED_RUNS)
 
 
 def run_unlocked(command: list[str], root: Path, log: Path, output: "Output") -> int:
@@ -86,18 +105,16 @@ class Output:
             self.BURST, self._allowance + (now - self._seen) * self.LINES_PER_SECOND
         )
         self._seen = now
-        loud = LOUD.search(line)
-        if self._allowance < 1 and not loud:
+        is_error = ERROR.match(line) is not None
+        if self._allowance < 1 and not is_error and not LOUD.search(line):
             self._hidden += 1
             return
         if self._hidden:
             self._logger.info("(%d lines are in %s only)", self._hidden, self._log)
         self._allowance, self._hidden = self._allowance - 1, 0
-        level = (
-            logging.ERROR
-            if re.match(r"ERROR|error:|Traceback", line)
-            else logging.WARNING
-            if line.startswith("WARNING")
-            else logging.INFO
-        )
+        level = logging.INFO
+        if is_error:
+            level = logging.ERROR
+        elif line.startswith("WARNING"):
+            level = logging.WARNING
         self._logger.log(level, "%s", line)

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +29,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from flows import artifacts, process
-from flows.output import MEANING, Output, run_unlocked
+from flows.output import MEANING, Output, hide_failed_runs, run_unlocked
 from flows.workspace import (
     Stage,
     override_params,
@@ -43,6 +43,7 @@ from flows.workspace import (
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
 RETRY_SECONDS = 2.0
+CAUSE = ": "
 
 MaxParallel = Annotated[int, Field(ge=1, le=64)]
 Retries = Annotated[int, Field(ge=0, le=10)]
@@ -66,10 +67,12 @@ def pipeline(
         {"rl.short.iterations": 20}. Afterwards the file is as before.
         force: Run the targets, or all stages, even if nothing changed.
         max_parallel: How many independent stages run at the same time.
-        retries: How often a failed stage is tried again. It goes on from its last saved work.
+        retries: How often a stage that crashed or was killed is tried again. It goes on from its
+        last saved work. What a stage itself calls an error would come again, and ends it.
     """
     root, logger = Path.cwd(), get_run_logger()
     process.reset_stop()
+    hide_failed_runs()
     with (
         single_run(root, run_name(), logger.info),
         params_with(root, overrides, logger),
@@ -114,6 +117,7 @@ def run_plan(
                 tags=stage.tags,
                 retries=retries,
                 retry_delay_seconds=RETRY_SECONDS,
+                retry_condition_fn=may_end_otherwise,
                 task_run_name=name,
             )
             needs = [futures[need] for need in stage.needs]
@@ -128,6 +132,13 @@ def run_plan(
         order.done(name)  # also if it failed: what needs it then shows as NotReady
 
 
+def may_end_otherwise(task: Any, task_run: Any, state: State[Any]) -> bool:
+    """Whether a failed stage may end otherwise if it is tried again: not after an error of ours,
+    which says what a person has to do."""
+    del task, task_run
+    return f"{CAUSE}error: " not in (state.message or "")
+
+
 @task
 def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
     """One stage through DVC, with its log, its progress and its metrics."""
@@ -135,23 +146,33 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
     log = Path(logs) / f"{stage.name}.log"
     output = Output(stage.name, log, logger)
     command = process.dvc("repro", "--single-item", *(["--force"] if force else []), stage.name)
+    code = None
     try:
         code = run_unlocked(command, Path(root), log, output)
     finally:
+        metrics = stage.metrics if code == 0 else written_since(started, Path(root), stage.metrics)
         if output.outcome != "Cached":
-            artifacts.publish_metrics(Path(root), stage.name, stage.metrics)
+            artifacts.publish_metrics(Path(root), stage.name, metrics)
     if process.stopping():
         return Cancelled(message=f"Stopped. The next run goes on from what is saved. Log: {log}")
     if code:
         return Failed(
             message=(
-                f"DVC ended with status {code}: {output.trouble or 'it did not say why'} Log: {log}"
+                f"DVC ended with status {code}{CAUSE}{output.trouble or 'it did not say why'}"
+                f" Log: {log}"
             )
         )
     return Completed(
         name=output.outcome,
-        message=f"{MEANING[output.outcome]}, {time.monotonic() - started:.0f} s. Log: {log}",
+        message=f"{MEANING[output.outcome]}, {time.time() - started:.0f} s. Log: {log}",
     )
+
+
+def written_since(started: float, root: Path, files: Sequence[str]) -> list[str]:
+    """Files that are not those of an earlier run, which stay until a stage publishes; `started` in
+    seconds since 1970."""
+    paths = {name: root / name for name in files}
+    return [n for n, path in paths.items() if path.is_file() and path.stat().st_mtime >= started]
 
 
 @contextlib.contextmanager
@@ -235,7 +256,7 @@ def main() -> None:
         type=int,
         default=0,
         metavar="N",
-        help="how often a failed stage is tried again (0)",
+        help="how often a stage that crashed is tried again (0)",
     )
     arguments = parser.parse_args()
     state = pipeline(**vars(arguments), return_state=True)

@@ -78,6 +78,33 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_and_keeps_the_last_stat
     assert list((folder / "data" / "scratch").glob("sft@short-*/state.safetensors"))
 
 
+def test_a_failed_round_leaves_the_curve_and_the_metrics_of_the_last_good_one(folder: Path) -> None:
+    """DVC deletes them before the round starts."""
+    (folder / ".dvc").mkdir()
+    params = tiny_params()
+    params["sft"]["short"].update(data="tasks", objective=RANDOM, num_steps=4)
+    reports = [
+        folder / "reports" / name for name in ("curves/sft@short.tsv", "metrics/sft@short.json")
+    ]
+
+    def run_after_dvc(lr: float) -> None:
+        for path in reports:
+            path.unlink(missing_ok=True)
+        params["sft"]["short"]["optimizer"].update(lr=lr)
+        write_params(folder, params)
+
+    run_after_dvc(0.01)
+    run_stage(folder, "sft", "short")
+    good = [path.read_bytes() for path in reports]
+    run_after_dvc(1e30)
+    assert "is not finite" in fails(folder, "sft", "short")
+    assert [path.read_bytes() for path in reports] == good
+    run_after_dvc(0.02)
+    run_stage(folder, "sft", "short")
+    new = [path.read_bytes() for path in reports]
+    assert all(first != second for first, second in zip(good, new, strict=True))
+
+
 def test_prompts_over_the_limit_are_left_out_counted_and_reported(folder: Path) -> None:
     params = changed(folder)
     params["rl"]["short"]["sampler"] = {**params["rl"]["short"]["sampler"], "max_prompt_tokens": 8}

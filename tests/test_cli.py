@@ -316,6 +316,24 @@ def test_damaged_files_are_left_out_of_a_query_only_when_asked_for(whole_run, ca
     assert f"left out: a Parquet file is damaged or missing\n  where: {path}" in shown.err
 
 
+def test_a_damaged_page_is_left_out_too_though_the_file_opens(whole_run, capsys):
+    """Its header, which DuckDB refuses to read only once the page is asked for."""
+    path = whole_run / "data" / "rollouts" / "rl@short" / "iter-00001.parquet"
+    column = pq.read_metadata(path).row_group(0).column(0)
+    place = column.dictionary_page_offset or column.data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place : place + 8] = b"\xff" * 8
+    path.write_bytes(bytes(content))
+    query = "SELECT count(DISTINCT rollout_id) AS n FROM rollouts"
+    assert "cannot be answered" in str(tracerl("sql", query, root=whole_run))
+    capsys.readouterr()
+    ended = tracerl("sql", query, "--skip-damaged", "--format", "csv", root=whole_run)
+    shown = capsys.readouterr()
+    assert ended in (0, None)
+    assert shown.out == "n\n0\n"
+    assert f"where: {path}" in shown.err
+
+
 def test_running_stages_are_drawn_from_their_saved_state(tmp_path):
     curve = [{"step": step, "loss": 1 / step} for step in range(1, 9)]
     space = Workspace(tmp_path / "data" / "scratch" / "sft@short-0123456789ab")

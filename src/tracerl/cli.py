@@ -131,7 +131,10 @@ def sql(
         Path | None, typer.Option(metavar="FILE", help="Write there instead of to the terminal.")
     ] = None,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say which.")
+        bool,
+        typer.Option(
+            "--skip-damaged", help="Leave damaged files out, and say which. Includes --verify."
+        ),
     ] = False,
     verify: Annotated[
         bool,
@@ -161,9 +164,14 @@ def sql(
         connection = connect_file(responses)
     else:
         if skip_damaged:
-            for problem in find_damaged_files(root, verify):
+            for problem in find_damaged_files(root, verify=True):
                 _say(f"left out: {problem}", error=True)
-        connection = connect(root, skip_damaged=skip_damaged, verify=verify, unfinished=True)
+        connection = connect(
+            root,
+            skip_damaged=skip_damaged,
+            verify=verify or skip_damaged,  # a damaged page shows in no footer
+            unfinished=True,
+        )
     if query is None:
         _shell(connection, chosen)
         return

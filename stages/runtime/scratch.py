@@ -5,11 +5,12 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stages.runtime import debug, paths
 from stages.runtime.fingerprint import check_unchanged, take_fingerprint
+from stages.runtime.last_good import keep_reports, restore_reports
 from stages.runtime.signals import stop_requested
 from tracerl import distributed
 from tracerl.errors import DataError
@@ -27,7 +28,7 @@ def open_workspace(stage: str, inputs: Sequence[Path]) -> Workspace:
     """
     if debug.options.enabled:
         folder = debug.debug_folder(stage)
-        return Workspace(folder, _stopping, lambda: debug.refuse_to_publish(folder))
+        return Workspace(folder, _stopping, lambda _: debug.refuse_to_publish(folder))
     fingerprint = take_fingerprint(stage, inputs)
     folder = paths.SCRATCH / f"{stage}-{fingerprint.name}"
     if not distributed.is_first():
@@ -39,8 +40,14 @@ def open_workspace(stage: str, inputs: Sequence[Path]) -> Workspace:
             shutil.rmtree(other)
     folder.mkdir(parents=True, exist_ok=True)
     lock_stage(folder, stage)
+    restore_reports(stage)
     distributed.barrier()
-    return Workspace(folder, _stopping, lambda: check_unchanged(fingerprint))
+
+    def before_publish(outputs: Mapping[str, Path]) -> None:
+        check_unchanged(fingerprint)
+        keep_reports(stage, folder, outputs)
+
+    return Workspace(folder, _stopping, before_publish)
 
 
 def lock_stage(directory: Path, stage: str) -> None:

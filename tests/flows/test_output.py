@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.exceptions import FailedRun
 
 from flows import artifacts, output
-from flows.output import Output
+from flows.output import Output, hide_failed_runs
 from tests.tiny_run import environment
 
 
@@ -98,6 +99,32 @@ def test_the_ui_gets_the_first_lines_then_a_few_a_second_and_every_loud_one(
         f"({10 - rate} lines are in logs/rl@short.log only)",
         "WARNING: look here",
     ]
+
+
+def test_every_line_of_an_error_has_the_level_of_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    read = reader()
+    for i in range(1000):
+        read(f"line {i}")
+    caplog.clear()
+    lines = ["error: too few groups", "where: rl@short", "got: 0", "wanted: 1", "what to do: wait"]
+    for line in lines:
+        read(line)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert errors == lines
+
+
+@pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.engine"])
+def test_the_traceback_of_a_failed_flow_is_hidden_and_no_other_one(name: str) -> None:
+    hide_failed_runs()
+    logger = logging.getLogger(name)
+
+    def is_logged(error: Exception) -> bool:
+        trouble = (type(error), error, None)
+        return bool(logger.filter(logger.makeRecord(name, logging.ERROR, "", 1, "x", (), trouble)))
+
+    assert not is_logged(FailedRun("Failed: fragile"))
+    assert is_logged(ValueError("a bug"))
 
 
 class Shown:

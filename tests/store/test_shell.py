@@ -56,6 +56,14 @@ def test_history_of_an_earlier_session_can_be_recalled(connection, tmp_path):
     assert typed(connection, "\x1b[A\x1b[A\n.quit\n", tmp_path / "history")[1:] == [[{"x": 42}]]
 
 
+def test_a_shell_without_a_place_for_its_history_says_so_and_answers(connection, tmp_path):
+    (tmp_path / "home").write_text("no folder")
+    said = typed(connection, "select 1 as x;\n.quit\n", tmp_path / "home" / "history")
+    assert said[0].startswith("No history is kept: ")
+    assert str(tmp_path / "home") in said[0]
+    assert said[2] == [{"x": 1}]
+
+
 def test_a_wrong_query_does_not_end_the_shell_and_end_of_input_does(connection, tmp_path):
     said = typed(connection, "selec 1;\nselect 2 as x;\n\x04", tmp_path / "history")
     assert "syntax error" in said[1]

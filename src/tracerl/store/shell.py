@@ -8,7 +8,7 @@ import duckdb
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.lexers import PygmentsLexer
 from pygments.lexers.sql import SqlLexer
@@ -135,10 +135,9 @@ def run_shell(
 ) -> None:
     """Reads statements until the end of input. `run` answers a query, `say` prints a line; neither
     may raise for a wrong query."""
-    history.parent.mkdir(parents=True, exist_ok=True)
     session: PromptSession[str] = PromptSession(
         "tracerl> ",
-        history=FileHistory(str(history)),
+        history=_open_history(history, say),
         completer=NameCompleter(completions(connection)),
         multiline=True,
         prompt_continuation="    ...> ",
@@ -160,6 +159,17 @@ def run_shell(
             _command(text.rstrip(";").split(), run, say)
         elif text.rstrip(";").strip():
             run(text.rstrip().rstrip(";"))
+
+
+def _open_history(path: Path, say: Callable[[str], None]) -> History:
+    """The statements of earlier shells; of this one only where the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        say(f"No history is kept: {error}")
+        return InMemoryHistory()
+    return FileHistory(str(path))
 
 
 def _command(words: list[str], run: Callable[[str], None], say: Callable[[str], None]) -> None:

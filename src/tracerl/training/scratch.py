@@ -34,14 +34,15 @@ class Workspace:
 
     `stopping` says whether someone has asked the stage to end: a loop then saves after the unit it
     is in, whatever its interval. Of several ranks, which all see the directory, the first one
-    writes. `before_publish` is called before anything is published, and may raise an error.
+    writes. `before_publish` is called with what is to be published, before anything is, and may
+    raise an error.
     """
 
     def __init__(
         self,
         directory: Path,
         stopping: Callable[[], bool] = lambda: False,
-        before_publish: Callable[[], None] = lambda: None,
+        before_publish: Callable[[Mapping[str, Path]], None] = lambda _: None,
     ) -> None:
         self.directory = directory
         self.stopping = stopping
@@ -95,7 +96,7 @@ class Workspace:
     def publish(self, outputs: Mapping[str, Path]) -> None:
         """Puts files and directories of the scratch directory (by name) into their final places,
         then removes the scratch directory."""
-        self._before_publish()
+        self._before_publish(outputs)
         for name, target in outputs.items():
             source, aside = self.directory / name, target.with_name(target.name + ".tmp")
             target.parent.mkdir(parents=True, exist_ok=True)
