@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -67,27 +68,47 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def start(folder: Path, module: str = "flows.repro", **extra: str) -> "subprocess.Popen[str]":
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A command that was started."""
+
+    process: "subprocess.Popen[bytes]"
+    """Its first process."""
+    log: Path
+    """What it prints. No pipe: what a kill leaves behind would hold it open."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+def start(folder: Path, module: str = "flows.repro", **extra: str) -> Run:
     """Starts a command of a user; `extra` are variables of its environment."""
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        cwd=folder,
-        env={**environment(folder), **extra},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    descriptor, log = tempfile.mkstemp(suffix=".log", dir=folder.parent)
+    with os.fdopen(descriptor, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            cwd=folder,
+            env={**environment(folder), **extra},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Run(process=process, log=Path(log))
 
 
-def end(process: "subprocess.Popen[str]", struck: bool, survives: bool = False) -> Attempt:
+def end(run: Run, struck: bool, survives: bool = False) -> Attempt:
     """Waits for a run. One that hangs is ended, with the status of a timeout."""
     try:
-        output = process.communicate(timeout=HANG_SECONDS)[0]
+        status = run.process.wait(timeout=HANG_SECONDS)
     except subprocess.TimeoutExpired:
-        kill_all(tree(process.pid))
+        kill_all(tree(run.pid))
         return Attempt(struck=struck, survives=True, status=124, output="it hung")
-    return Attempt(struck=struck, survives=survives, status=process.returncode, output=output)
+    output = run.log.read_text(errors="replace")
+    return Attempt(struck=struck, survives=survives, status=status, output=output)
 
 
 def kill_process(
@@ -95,26 +116,28 @@ def kill_process(
 ) -> Attempt:
     """Kills the stage, DVC, the command itself or all of them at a moment of the first `seconds`
     after DVC has started."""
-    process = start(folder, module)
-    wait_while_running(process, lambda: bool(of_kind(process.pid, "dvc")))
-    wait_for_moment(process, rng, seconds)
-    return end(process, kill_all(of_kind(process.pid, victims)))
+    run = start(folder, module)
+    wait_while_running(run, lambda: bool(of_kind(run.pid, "dvc")))
+    wait_for_moment(run, rng, seconds)
+    return end(run, kill_all(of_kind(run.pid, victims)))
 
 
 def kill_lock_writer(folder: Path, rng: random.Random, seconds: float) -> Attempt:
     """Kills DVC in the middle of the first or second rewriting of dvc.lock, which empties the file
     first."""
     del seconds
-    process, lock = start(folder), folder / "dvc.lock"
-    num_writes, size = rng.randint(1, 2), 0
-    while process.poll() is None:
+    run = start(folder)
+    lock = folder / "dvc.lock"
+    num_writes = rng.randint(1, 2)
+    size = 0
+    while not run.ended():
         before = size
         size = lock.stat().st_size if lock.is_file() else 0
         num_writes -= size < before
         if num_writes == 0:
-            return end(process, kill_all(of_kind(process.pid, "dvc")))
+            return end(run, kill_all(of_kind(run.pid, "dvc")))
         time.sleep(0.0005)
-    return end(process, False)
+    return end(run, False)
 
 
 def kill_served(victims: str, folder: Path, rng: random.Random, seconds: float) -> Attempt:
@@ -139,13 +162,13 @@ def kill_served(victims: str, folder: Path, rng: random.Random, seconds: float) 
 def fill_disk(folder: Path, rng: random.Random, seconds: float) -> Attempt:
     """Fills the disk to its last byte at a random moment, until the run has ended. The folder must
     lie on a small disk of its own."""
-    process = start(folder)
-    wait_for_moment(process, rng, seconds)
+    run = start(folder)
+    wait_for_moment(run, rng, seconds)
     ballast = folder.parent / "ballast"
-    struck = process.poll() is None
+    struck = not run.ended()
     try:
         fill(ballast)
-        return end(process, struck)
+        return end(run, struck)
     finally:
         ballast.unlink(missing_ok=True)
 
@@ -185,7 +208,7 @@ def run_twice(folder: Path, rng: random.Random, seconds: float) -> Attempt:
     doomed, other = pair
     wait_for_moment(doomed, rng, seconds)
     struck = kill_all(of_kind(doomed.pid, "all"))
-    doomed.communicate()
+    doomed.process.wait()
     return end(other, struck, survives=True)
 
 
@@ -220,14 +243,14 @@ def small_disk(place: Path, megabytes: int) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def wait_for_moment(process: "subprocess.Popen[str]", rng: random.Random, seconds: float) -> None:
-    """Waits for up to `seconds` while the process runs."""
+def wait_for_moment(run: Run, rng: random.Random, seconds: float) -> None:
+    """Waits for up to `seconds` while the run goes on."""
     deadline = time.monotonic() + rng.uniform(0.0, seconds)
-    wait_while_running(process, lambda: time.monotonic() >= deadline)
+    wait_while_running(run, lambda: time.monotonic() >= deadline)
 
 
-def wait_while_running(process: "subprocess.Popen[str]", ready: Callable[[], bool]) -> None:
-    while process.poll() is None and not ready():
+def wait_while_running(run: Run, ready: Callable[[], bool]) -> None:
+    while not run.ended() and not ready():
         time.sleep(0.01)
 
 
