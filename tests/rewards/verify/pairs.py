@@ -251,6 +251,38 @@ ADVERSARIAL = [
 # that were dropped, and equal writings that were refused.
 # What docs/rewards.md decides about writings that could be read in two ways is here as well.
 KINDS = [
+    # number words among units multiply; without them it is not said what was asked for
+    ("1.5 million", "1500000", EQUAL),
+    ("\\$2\\text{ million}", "2{,}000{,}000\\text{ dollars}", EQUAL),
+    ("5\\text{ million}", "5", UNDECIDED),
+    ("5", "5\\text{ dozen}", UNDECIDED),
+    ("5\\text{ thousand}", "5\\text{ million}", DIFFERENT),
+    ("2\\text{ million}", "2000", DIFFERENT),
+    ("12", "1\\text{ dozen}", EQUAL),
+    # one quantity in several units
+    ("5\\text{ ft }6\\text{ in}", "66 inches", EQUAL),
+    ("2\\text{ hours and }30\\text{ minutes}", "150\\text{ minutes}", EQUAL),
+    ("2 hours 30 minutes", "2.5 hours", EQUAL),
+    ("5 ft 6 in", "67 in", DIFFERENT),
+    ("5 ft 6 in", "6", DIFFERENT),
+    # ordinal numbers
+    ("7", "7th", EQUAL),
+    ("7^{\\text{th}}", "7th", EQUAL),
+    ("3rd", "4th", DIFFERENT),
+    # letters side by side, and what a slash divides
+    ("xy", "x\\cdot y", EQUAL),
+    ("xy", "yx", UNDECIDED),
+    ("xyz", "x\\cdot y", DIFFERENT),
+    ("a/bc", "\\frac{a}{bc}", UNDECIDED),
+    ("a/bc", "\\frac{ac}{b}", UNDECIDED),
+    ("x/2y", "\\frac{x}{2y}", UNDECIDED),
+    ("a/(bc)", "\\frac{a}{bc}", EQUAL),
+    # no solution
+    ("\\text{no solution}", "There are no solutions", EQUAL),
+    ("\\emptyset", "\\text{no solution}", UNDECIDED),
+    ("\\emptyset", "\\text{no}", DIFFERENT),
+    # an environment that is not read
+    ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2", UNDECIDED),
     ("(1,234)", "1234", DIFFERENT),
     ("1234", "(1,234)", DIFFERENT),
     ("(1,234)", "(1, 234)", EQUAL),

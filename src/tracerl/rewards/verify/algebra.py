@@ -15,10 +15,7 @@ from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from tracerl.rewards.verify.math import Equivalence
-from tracerl.rewards.verify.numbers import repeating
-from tracerl.rewards.verify.reading import (
-    FUNCTIONS,
-    WORD,
+from tracerl.rewards.verify.nodes import (
     AllReals,
     Compound,
     Equation,
@@ -29,7 +26,9 @@ from tracerl.rewards.verify.reading import (
     Relation,
     SetOf,
 )
-from tracerl.rewards.verify.spelling import clean, without_thousands
+from tracerl.rewards.verify.numbers import repeating
+from tracerl.rewards.verify.reading import WORD
+from tracerl.rewards.verify.spelling import FUNCTIONS, clean, without_thousands
 
 _PARSER = ConversionConfig(lowercase_symbols=False)
 _NORMAL = NormalizationConfig(
@@ -296,7 +295,9 @@ def parse(text: str) -> Any:
         raise NotReadableError("numbers without an operator between them")
     text = _SCIENTIFIC.sub(_power_of_ten, text)
     text = _with_braces(_without_repeating(text))
-    if re.search(r"\d\s*/\s*\d+\s*[A-Za-z\\(]", re.sub(r"\\cdot|\\times|\\div|\\pm", "*", text)):
+    if re.search(
+        r"[\w)}]\s*/\s*\d+\s*[A-Za-z\\(]", re.sub(r"\\cdot|\\times|\\div|\\pm", "*", text)
+    ):
         raise NotReadableError("1/2x may mean two things")
     text = _ANGLE.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
     text = re.sub(r"\\log_\{?e\}?(?![A-Za-z])", r"\\ln ", text)
@@ -304,6 +305,8 @@ def parse(text: str) -> Any:
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![\\A-Za-z])(sqrt)\s*\(([^()]*)\)", r"\\sqrt{\2}", text)
     text = WORD.sub(_command, text)
+    if re.search(r"/\s*\d*[A-Za-z]\s*[A-Za-z(]", text):
+        raise NotReadableError("a/bc may mean two things")
     text = _DECIMAL.sub(lambda match: _exact(Fraction(match[1])), text)
     try:
         value = latex2sympy(text, normalization_config=_NORMAL, conversion_config=_PARSER)

@@ -16,9 +16,8 @@ from fractions import Fraction
 from typing import Protocol
 
 from tracerl.rewards.verify.math import MAX_ANSWER, Equivalence
-from tracerl.rewards.verify.numbers import number
-from tracerl.rewards.verify.reading import (
-    NAME,
+from tracerl.rewards.verify.nodes import (
+    NO_SOLUTION,
     AllReals,
     Assignment,
     Based,
@@ -37,8 +36,9 @@ from tracerl.rewards.verify.reading import (
     Residue,
     SetOf,
     Words,
-    read,
 )
+from tracerl.rewards.verify.numbers import number
+from tracerl.rewards.verify.reading import NAME, read
 from tracerl.rewards.verify.spelling import clean
 from tracerl.rewards.verify.units import Unit
 
@@ -206,7 +206,7 @@ class _Comparison:
             case ((Expression() | Quantity() | Residue() | Clock() | Ratio() | Based()), _):
                 return self._same_single(gold, answer)
             case Words(), Words():
-                return _verdict(gold.text == answer.text)
+                return _same_words(gold, answer)
         return self._same_many(gold, answer)
 
     def _same_single(self, gold: Node, answer: Node) -> Equivalence:
@@ -264,6 +264,10 @@ class _Comparison:
             case Expression(), Listing() | SetOf() if first.items:
                 items = [read(item) for item in first.items]
                 return self._same_multiset(items, second.items)
+            case Words(), Expression() if first.letters and _has_letters(second.text):
+                return self._same_text(first.letters, second.text)
+            case SetOf(items=()), Words():
+                return "undecided" if second.text == NO_SOLUTION else "different"
             case Quantity(), Expression():
                 return self._same_with_unit(first, second)
             case Residue(), Expression():
@@ -323,6 +327,10 @@ class _Comparison:
         """A unit on one side only: the number decides. A percentage is also its value, an angle in
         degrees also its size in radians."""
         same = self._same_text(quantity.value, plain.text)
+        if quantity.unit.scale > 1:
+            scaled = self._same_text(f"({quantity.value})\\cdot{quantity.unit.scale}", plain.text)
+            # A plain 5 does not say whether "5 million" was asked for in millions.
+            return "undecided" if same == "equal" else scaled
         if quantity.unit.is_percentage:
             value, percent = number(plain.text), number(quantity.value)
             if same == "equal" and value is not None and percent is not None and 0 < abs(value) < 1:
@@ -479,6 +487,14 @@ class _Comparison:
         rows = [[self.same(a, b) for b in answer] for a in gold]
         columns = [list(column) for column in zip(*rows, strict=True)]
         return _all_of(_any_of(line) for line in [*rows, *columns])
+
+
+def _same_words(gold: Words, answer: Words) -> Equivalence:
+    if gold.text == answer.text:
+        return "equal"
+    if gold.letters and sorted(gold.letters) == sorted(answer.letters):
+        return "undecided"  # `xy` and `yx` may be products
+    return "different"
 
 
 def _same_clock(gold: Clock, answer: Clock) -> Equivalence:

@@ -1,192 +1,41 @@
-"""Mathematical answers as small trees: lists, sets, intervals, matrices, equations, inequalities,
-quantities, words; what is none of these is an expression, which only algebra reads.
+"""Reading a mathematical answer into a tree: lists, sets, intervals, matrices, equations,
+inequalities, quantities, words; what is none of these is an expression, which only algebra reads.
 
 Nothing here computes: reading is string work of bounded cost, safe on any text.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 
+from tracerl.rewards.verify.brackets import closes_at_end, split_items, split_top
 from tracerl.rewards.verify.math import MAX_ANSWER
-from tracerl.rewards.verify.spelling import clean, thousands, without_thousands
-from tracerl.rewards.verify.units import DEGREE, PERCENT, Unit, is_known_unit, read_unit
+from tracerl.rewards.verify.nodes import (
+    NO_SOLUTION,
+    AllReals,
+    Assignment,
+    Based,
+    Clock,
+    Compound,
+    Equation,
+    Expression,
+    Group,
+    Listing,
+    Matrix,
+    Node,
+    NotReadableError,
+    Ratio,
+    Relation,
+    Residue,
+    SetOf,
+    Words,
+)
+from tracerl.rewards.verify.quantities import read_compound, read_ordinal, read_quantity
+from tracerl.rewards.verify.spelling import FUNCTIONS, clean, thousands, without_thousands
 
 _MAX_DEPTH = 12
 
 
-class NotReadableError(ValueError):
-    """The text is no answer that is understood here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expression:
-    """`\\frac{x}{2}`: what only algebra reads, or a plain number."""
-
-    text: str
-    items: tuple[str, ...] = ()
-    """Of `120,360`, whose commas may also separate items: the items."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """`\\text{Evelyn}`."""
-
-    text: str
-    """In lower case, without punctuation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quantity:
-    """`5\\text{ cm}^2`, `\\$5`, `10\\%`, `60^\\circ`."""
-
-    value: str
-    unit: Unit
-
-
-@dataclass(frozen=True, kw_only=True)
-class Based:
-    """`2516_8`: a whole number written in a base."""
-
-    digits: str
-    base: int
-
-    @property
-    def value(self) -> int:
-        return int(self.digits, self.base)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Residue:
-    """`3 \\pmod 7`."""
-
-    value: str
-    modulus: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clock:
-    """`2:30 p.m.`"""
-
-    minutes: Fraction
-    """Since midnight, or since noon where `half` is "pm"."""
-    half: str
-    """"am", "pm", or "" where it is not said."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """`1:2:3`."""
-
-    terms: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """`1, 2` in any order; items that are equal count as often as they are written."""
-
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SetOf:
-    """`\\{1, 2\\}`."""
-
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """`(1, 2]`: a tuple, a vector or an interval."""
-
-    items: tuple["Node", ...]
-    brackets: str
-    """The opening and the closing one; angle brackets are spelt "()"."""
-    variable: str = ""
-    """Of an interval that was written as an inequality: what lies in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """Rows of cells."""
-
-    rows: tuple[tuple["Node", ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Equation:
-    """`m + n = 204`: at least two sides."""
-
-    sides: tuple[str, ...]
-    is_exact: bool
-    """False where one of the signs is `\\approx`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """`x = 1, y = 2`, also written `(x, y) = (1, 2)`."""
-
-    names: tuple[str, ...]
-    """Sorted, no two the same."""
-    values: tuple["Node", ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relation:
-    """`a < b \\le c`, `x \\ne 1`."""
-
-    sides: tuple[str, ...]
-    operators: tuple[str, ...]
-    """One between two sides: `<`, `\\le` or `\\ne`; `>` and `\\ge` are turned round."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compound:
-    """Sets or conditions joined by one operator."""
-
-    operator: str
-    """"union", "intersection" or "difference"."""
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReals:
-    """`\\mathbb{R}`."""
-
-
-Node = (
-    Expression
-    | Words
-    | Quantity
-    | Based
-    | Residue
-    | Clock
-    | Ratio
-    | Listing
-    | SetOf
-    | Group
-    | Matrix
-    | Equation
-    | Assignment
-    | Relation
-    | Compound
-    | AllReals
-)
-
-FUNCTIONS = {
-    "sqrt": r"\sqrt",
-    "pi": r"\pi",
-    "sin": r"\sin",
-    "cos": r"\cos",
-    "tan": r"\tan",
-    "log": r"\log",
-    "ln": r"\ln",
-    "exp": r"\exp",
-    "infinity": r"\infty",
-    "inf": r"\infty",
-    "oo": r"\infty",
-}
 WORD = re.compile(r"(?<![\\A-Za-z])([A-Za-z]{2,})")
 NAME = re.compile(
     r"[A-Za-z]'?(?:_\{?\w+\}?)?|[A-Za-z]'?\([A-Za-z]\)|\\(?:theta|alpha|beta|lambda|mu|sigma)"
@@ -266,12 +115,12 @@ _BUILDER = re.compile(
 
 
 def _read_set(text: str, depth: int) -> Node | None:
-    if not (text.startswith(r"\{") and text.endswith(r"\}") and _closes_at_end(text)):
+    if not (text.startswith(r"\{") and text.endswith(r"\}") and closes_at_end(text)):
         return None
     inside = text[2:-2]
     if builder := _BUILDER.match(inside):
         return read(builder["condition"], depth + 1)
-    return SetOf(items=_read_all(_split_items(inside, bracketed=True), depth))
+    return SetOf(items=_read_all(split_items(inside, bracketed=True), depth))
 
 
 _MODULUS = re.compile(
@@ -287,7 +136,7 @@ def _read_residue(text: str, depth: int) -> Node | None:
     value = _CONGRUENT.sub("", match["value"]).strip()
     items = tuple(
         Residue(value=item.strip(), modulus=match["modulus"])
-        for item in _split_items(_SEPARATORS.sub(" , ", value), bracketed=False)
+        for item in split_items(_SEPARATORS.sub(" , ", value), bracketed=False)
     )
     return items[0] if len(items) == 1 else Listing(items=items)
 
@@ -312,7 +161,7 @@ def _read_conditions(text: str, depth: int) -> Node | None:
 
 def _read_items(text: str, depth: int) -> Node | None:
     """A list, with "and", "or" and semicolons as commas; or values assigned to several names."""
-    parts = _split_items(_SEPARATORS.sub(" , ", text), bracketed=False)
+    parts = split_items(_SEPARATORS.sub(" , ", text), bracketed=False)
     if len(parts) < 2:
         if thousands(text) == [(0, len(text))]:
             return Expression(text=without_thousands(text), items=tuple(text.split(",")))
@@ -376,7 +225,7 @@ def _read_set_operation(text: str, depth: int) -> Node | None:
     if member := _MEMBER.match(text):
         return read(member["set"], depth + 1)
     for command, operator in _SET_OPERATIONS:
-        parts = _split_top(text, re.compile(re.escape(command) + r"(?![A-Za-z])"))
+        parts = split_top(text, re.compile(re.escape(command) + r"(?![A-Za-z])"))
         if len(parts) > 1:
             return Compound(operator=operator, items=_read_all(parts, depth))
     return None
@@ -387,7 +236,7 @@ _NAMES = re.compile(r"\(((?:[A-Za-z],\s*)+[A-Za-z])\)")
 
 
 def _read_equation(text: str, depth: int) -> Node | None:
-    sides = [side.strip() for side in _split_top(text, _EQUALS)]
+    sides = [side.strip() for side in split_top(text, _EQUALS)]
     if len(sides) < 2 or _OPERATOR.search(text):
         return None
     if not sides[0]:
@@ -411,7 +260,7 @@ _VARIABLE = re.compile(r"[A-Za-z]|\\theta")
 
 def _read_relation(text: str, depth: int) -> Node | None:
     """An inequality; as an interval where the variable stands alone between or beside values."""
-    parts = [part.strip() for part in _split_top(text, _OPERATOR, keep=True)]
+    parts = [part.strip() for part in split_top(text, _OPERATOR, keep=True)]
     sides, operators = parts[::2], parts[1::2]
     if not operators:
         return None
@@ -449,9 +298,9 @@ def _interval(sides: list[str], operators: list[str], depth: int) -> Node | None
 
 
 def _read_group(text: str, depth: int) -> Node | None:
-    if text[0] not in "([" or text[-1] not in ")]" or not _closes_at_end(text):
+    if text[0] not in "([" or text[-1] not in ")]" or not closes_at_end(text):
         return None
-    parts = _split_items(text[1:-1], bracketed=True)
+    parts = split_items(text[1:-1], bracketed=True)
     if len(parts) < 2:
         return None
     return Group(items=_read_all(parts, depth), brackets=text[0] + text[-1])
@@ -518,86 +367,29 @@ def _read_clock(text: str, _: int) -> Node | None:
 
 
 def _read_ratio(text: str, depth: int) -> Node | None:
-    terms = [term.strip() for term in _split_top(text, re.compile(":"))]
+    terms = [term.strip() for term in split_top(text, re.compile(":"))]
     if len(terms) < 2 or not all(terms):
         return None
     return Ratio(terms=tuple(terms)) if all(re.search(r"\d|\\", term) for term in terms) else None
 
 
-_TEMPERATURE = re.compile(
-    r"^(?P<value>.+?)\^(?:\{\s*\\circ\s*\}|\\circ)\s*(?:\\text\{)?\s*(?P<scale>[CFK])\s*\}?$",
-    re.DOTALL,
-)
-_DEGREE_SIGN = re.compile(
-    r"(?:\^(?:\{\s*\\circ\s*\}|\\circ)|\s*\\text\{\s*degrees?\s*\}|\s+degrees?)$", re.IGNORECASE
-)
-_PER_CENT = re.compile(
-    r"(?:%|\s*\\text\{\s*(?:%|percent|per cent)\s*\}|\s+per ?cent)$", re.IGNORECASE
-)
-_MONEY = re.compile(
-    r"^(?P<sign>-?)\s*(?P<symbol>\\\$|£|€|USD|\\text\{USD\})\s*(?P<value>.*\d.*)$", re.DOTALL
-)
-_CENTS = re.compile(r"^(?P<value>.*\d)\s*(?P<symbol>¢|€|£|\\\$)$")
-_TEXT_UNIT = re.compile(
-    r"^(?P<value>.*?[^\s\\])\s*(?P<unit>(?:\\text\{[^{}]*\})(?:\^\{?-?\d\}?)?"
-    r"(?:(?:/|\\cdot)?\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?)*)$",
-    re.DOTALL,
-)
-_PLAIN_UNIT = re.compile(
-    r"^(?P<value>.*?[\d})])(?P<gap>\s?)(?P<unit>(?P<name>[A-Za-z]+)(?:\^\{?[23]\}?)?"
-    r"(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?)$",
-    re.DOTALL,
-)
-_WORD_UNIT = re.compile(r"^(?P<value>-?[\d.,/]+)\s+(?P<unit>[A-Za-z][A-Za-z ]*(?:\^\{?[23]\}?)?)$")
-# A sum, or a function of an angle, is not one value before a degree sign.
-_IS_SUM_OR_FUNCTION = re.compile(
-    r"\\circ|\\(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan)(?![A-Za-z])|(?<=[\w})])[+-]|sin|cos|tan"
-)
-
-
-def _read_quantity(text: str, _: int) -> Node | None:
-    """A value with its unit: words, a known abbreviation, a currency, a per cent or degree sign."""
-    if match := _TEMPERATURE.match(text):
-        return _quantity(match["value"], read_unit(f"degrees-{match['scale']}"))
-    if match := _DEGREE_SIGN.search(text):
-        inside = text[: match.start()].strip()
-        return _quantity(inside, DEGREE) if not _is_sum_or_function(inside) else None
-    if match := _PER_CENT.search(text):
-        return _quantity(text[: match.start()], PERCENT)
-    if match := _MONEY.match(text):
-        value = match["sign"] + re.sub(r"\\text\{\s*(?:dollars?|USD)\s*\}$", "", match["value"])
-        return _quantity(value, read_unit(match["symbol"]))
-    if match := _CENTS.match(text):
-        return _quantity(match["value"], read_unit(match["symbol"]))
-    if (match := _TEXT_UNIT.match(text)) and re.search(r"\d|\\pi|\\sqrt|^[a-z]$", match["value"]):
-        return _quantity(match["value"], read_unit(match["unit"]))
-    match = _PLAIN_UNIT.match(text)
-    if match and is_known_unit(match["name"]) and (match["gap"] or len(match["name"]) > 1):
-        return _quantity(match["value"], read_unit(match["unit"]))
-    match = _WORD_UNIT.match(text)
-    if match and match["unit"].lower() not in FUNCTIONS and len(match["unit"]) > 1:
-        return _quantity(match["value"], read_unit(match["unit"]))
-    return None
-
-
-def _quantity(value: str, unit: Unit) -> Node | None:
-    value = without_thousands(value.strip())
-    return Quantity(value=value, unit=unit) if value else None
-
-
-def _is_sum_or_function(text: str) -> bool:
-    if text.startswith("(") and _closes_at_end(text):
-        return False
-    return _IS_SUM_OR_FUNCTION.search(text) is not None
-
-
 _PROSE = re.compile(r"\\text\{[^{}]*\}")
-_NONEXISTENT = {"dne", "does not exist", "doesnt exist", "it does not exist"}
+_SYNONYMS = {
+    **dict.fromkeys(
+        ("dne", "does not exist", "doesnt exist", "it does not exist"), "does not exist"
+    ),
+    **dict.fromkeys(
+        ("no solutions", "there is no solution", "there are no solutions"), NO_SOLUTION
+    ),
+}
+_MAX_LETTERS = 3
 
 
 def _read_words(text: str, _: int) -> Node | None:
     """Prose is compared as such, never multiplied out letter by letter. Words of more than three
     letters that are no functions are prose."""
+    if r"\begin" in text:
+        raise NotReadableError(text[:80])  # an environment that no reader knows
     bare = re.sub(r"\\[A-Za-z]+", " ", _PROSE.sub(" prose ", text))
     words = [word for word in WORD.findall(bare) if word.lower() not in FUNCTIONS]
     long = [word for word in words if len(word) > 3]
@@ -607,7 +399,8 @@ def _read_words(text: str, _: int) -> Node | None:
     if not long and not sole:
         return None
     plain = _plain_words(text)
-    return Words(text="does not exist" if plain in _NONEXISTENT else plain)
+    letters = text if sole and text.isascii() and len(text) <= _MAX_LETTERS else ""
+    return Words(text=_SYNONYMS.get(plain, plain), letters=letters)
 
 
 def _plain_words(text: str) -> str:
@@ -621,6 +414,7 @@ _READERS: tuple[Callable[[str, int], Node | None], ...] = (
     _read_set,
     _read_residue,
     _read_conditions,
+    read_compound,
     _read_items,
     _read_plus_minus,
     _read_set_operation,
@@ -629,7 +423,8 @@ _READERS: tuple[Callable[[str, int], Node | None], ...] = (
     _read_group,
     _read_based,
     _read_clock,
-    _read_quantity,
+    read_ordinal,
+    read_quantity,
     _read_ratio,
     _read_words,
 )
@@ -643,60 +438,3 @@ def _read_all(texts: list[str], depth: int) -> tuple[Node, ...]:
             for choice in _both_signs(text) if text.count(r"\pm") <= _MAX_SIGNS else [text]:
                 items.append(read(choice, depth + 1))
     return tuple(items)
-
-
-def _split_items(text: str, bracketed: bool) -> list[str]:
-    """Split at commas outside all brackets, without those that group thousands.
-
-    Which those are: in a list that has spaces after its commas, the ones without a space. In one
-    that has none, inside brackets none; outside, either all of them or none.
-    """
-    inside = {
-        place for start, end in thousands(text) for place in range(start, end) if text[place] == ","
-    }
-    commas = [match.start() for match in _top_matches(text, re.compile(","))]
-    has_spaces = any(text[place + 1 : place + 2] == " " for place in commas)
-    if not has_spaces and (bracketed or not all(place in inside for place in commas)):
-        inside = set()
-    parts, start = [], 0
-    for place in commas:
-        if place not in inside:
-            parts.append(text[start:place])
-            start = place + 1
-    return [*parts, text[start:]]
-
-
-def _split_top(text: str, separator: re.Pattern[str], keep: bool = False) -> list[str]:
-    """Split outside all brackets and braces; with `keep` the separators stay between the parts."""
-    parts, start = [], 0
-    for match in _top_matches(text, separator):
-        parts.append(text[start : match.start()])
-        if keep:
-            parts.append(match.group())
-        start = match.end()
-    return [*parts, text[start:]]
-
-
-def _top_matches(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """Matches outside all brackets. Half-open intervals mean that kinds of brackets need not
-    match."""
-    levels, level = [], 0
-    for char in text:
-        level -= char in ")]}"
-        if level < 0:
-            raise NotReadableError(text[:80])
-        levels.append(level)
-        level += char in "([{"
-    if level:
-        raise NotReadableError(text[:80])
-    return [match for match in pattern.finditer(text) if levels[match.start()] == 0]
-
-
-def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text closes with its last character."""
-    level = 0
-    for place, char in enumerate(text):
-        level += (char in "([{") - (char in ")]}")
-        if level == 0 and place >= (1 if text.startswith("\\") else 0):
-            return place == len(text) - 1
-    return False

@@ -55,6 +55,21 @@ _SYMBOL = re.compile("|".join(map(re.escape, _SYMBOLS)))
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 
+# Names of functions and constants that are also written without a backslash.
+FUNCTIONS = {
+    "sqrt": r"\sqrt",
+    "pi": r"\pi",
+    "sin": r"\sin",
+    "cos": r"\cos",
+    "tan": r"\tan",
+    "log": r"\log",
+    "ln": r"\ln",
+    "exp": r"\exp",
+    "infinity": r"\infty",
+    "inf": r"\infty",
+    "oo": r"\infty",
+}
+
 _COMMANDS = {
     **dict.fromkeys(("displaystyle", "textstyle", "limits", "mathstrut"), ""),
     **dict.fromkeys(("left", "right", "big", "bigl", "bigr", "Big", "Bigl", "Bigr"), ""),

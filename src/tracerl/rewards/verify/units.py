@@ -67,6 +67,14 @@ _KNOWN = {
     for name, size in sizes.items()
 }
 _SPEEDS = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour"}
+SCALES = {
+    "dozen": 12,
+    "hundred": 100,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+}
 _WORD_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _FACTOR = re.compile(r"([*/]?)([^\s*/^]+)(?:\^(-?\d))?")
 
@@ -79,6 +87,8 @@ class Unit:
     """(dimension, power), sorted; a unit that is not known is a dimension of its own."""
     size: Fraction
     """In base units of its dimensions (metres, kilograms, seconds, dollars, degrees)."""
+    scale: int = 1
+    """What number words in it multiply the value by (`million dollars`: 1,000,000); in `size`."""
 
     @property
     def is_percentage(self) -> bool:
@@ -94,6 +104,7 @@ class Unit:
 
 
 PERCENT = Unit(dimensions=(("per cent", 1),), size=Fraction(1))
+ORDINAL = Unit(dimensions=(("ordinal", 1),), size=Fraction(1))
 DEGREE = Unit(dimensions=(("degrees", 1),), size=Fraction(1))
 
 
@@ -105,11 +116,16 @@ def read_unit(text: str) -> Unit:
     line = re.sub(r"\s*([*/^])\s*", r"\1", line).strip()
     for name, long in _SPEEDS.items():
         line = re.sub(rf"\b{name}\b", long, line)
-    dimensions, size = Counter[str](), Fraction(1)
+    dimensions = Counter[str]()
+    size = Fraction(1)
+    scale = 1
     word_power = 1
     for operator, name, power in _FACTOR.findall(line):
         if name in _WORD_POWERS:
             word_power = _WORD_POWERS[name]
+            continue
+        if not operator and name in SCALES:
+            scale *= SCALES[name]
             continue
         exponent = int(power or word_power) * (-1 if operator == "/" else 1)
         word_power = 1
@@ -118,7 +134,8 @@ def read_unit(text: str) -> Unit:
         size *= factor**exponent
     return Unit(
         dimensions=tuple(sorted((name, power) for name, power in dimensions.items() if power)),
-        size=size,
+        size=size * scale,
+        scale=scale,
     )
 
 
