@@ -84,5 +84,5 @@ def chart(metric: str, cells: Cells, figures: Figures) -> str:
     series = []
     for label, points in lines.items():
         x_values, y_values = zip(*sorted(points), strict=True)
-        series.append(Series(label, x_values, y_values))
+        series.append(Series(label=label, x=x_values, y=y_values))
     return line_chart(metric, series, over)

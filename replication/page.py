@@ -119,10 +119,10 @@ def _figures(rows: Sequence[Tree]) -> list[Tree]:
 
 
 def _chart(chart: Tree) -> str:
-    series = [
-        Series(label, *map(list, zip(*points, strict=True)))
-        for label, points in chart["lines"].items()
-    ]
+    series = []
+    for label, points in chart["lines"].items():
+        x, y = map(list, zip(*points, strict=True))
+        series.append(Series(label=label, x=x, y=y))
     return line_chart(chart["title"], series, "iteration", percent if chart["percent"] else plain)
 
 

@@ -273,7 +273,10 @@ def test_ticks_are_round_numbers_that_enclose_the_values(low, high, least, expec
 
 def test_a_line_passes_through_its_values_and_leaves_out_what_is_not_finite():
     svg = line_chart(
-        "a < b", [Series("y", [0, 1, 2, 3], [0.0, float("nan"), 0.5, 1.0])], "step", percent
+        "a < b",
+        [Series(label="y", x=[0, 1, 2, 3], y=[0.0, float("nan"), 0.5, 1.0])],
+        "step",
+        percent,
     )
     points = re.search(r'<polyline[^>]*points="([^"]*)"', svg)
     assert points is not None
@@ -287,9 +290,9 @@ def test_a_line_passes_through_its_values_and_leaves_out_what_is_not_finite():
 
 
 def test_charts_without_values_or_with_one_are_still_charts():
-    assert "no values" in line_chart("t", [Series("y", [], [])], "step")
-    assert "<circle" in line_chart("t", [Series("y", [1], [0.0])], "step")
-    assert "1.0%" in change_chart("t", [Change("c", 0.01, 0.01)], percent)
+    assert "no values" in line_chart("t", [Series(label="y", x=[], y=[])], "step")
+    assert "<circle" in line_chart("t", [Series(label="y", x=[1], y=[0.0])], "step")
+    assert "1.0%" in change_chart("t", [Change(label="c", before=0.01, after=0.01)], percent)
     assert interval_bar(0.5, 0.25, 1.0).count("<line") == 2
 
 

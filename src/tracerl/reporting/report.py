@@ -10,7 +10,6 @@ same bytes.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,9 @@ from tracerl.reporting.charts import (
 )
 from tracerl.reporting.pages import template
 from tracerl.reporting.rows import (
+    collect_provenance,
     group_chart,
     order_chart,
-    provenance,
     validation_results,
     won_lost_charts,
 )
@@ -46,25 +45,32 @@ from tracerl.store.run_tables import curve_rows
 Curve = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
-    """An RL round as the report shows it. charts: SVG. block_sizes: what it samples and trains at,
-    in words."""
+    """An RL round as the report shows it."""
 
     stage: str
+    """Such as "rl@short"."""
     init: str
+    """The checkpoint it starts from."""
     block_sizes: str
+    """What it samples and trains at, in words."""
     charts: list[str]
+    """SVG."""
     traces: list[Trace]
+    """Responses of its last iteration."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A training stage and its figures, (name, value) as in its metrics file."""
+    """A training stage and its metrics."""
 
     name: str
+    """Such as "sft@short"."""
     init: str
+    """The checkpoint it starts from; for the base the directory of the import, or ""."""
     figures: list[tuple[str, str]]
+    """(name, value) as in its metrics file."""
 
 
 def render_report(
@@ -82,48 +88,37 @@ def render_report(
     """
     reports = root / "reports"
     curves = {stage: read_curve(reports / "curves" / f"{stage}.tsv") for stage in _stages(params)}
-    held_out = {
-        stage: read_curve(reports / "curves" / f"{stage}-held-out.tsv")
-        for stage in _rl_stages(params)
-    }
-    return template("report.html.j2").render(
-        seed=params.seed,
-        threads=params.threads,
-        benchmarks=[
-            (name, list(group))
-            for name, group in groupby(
-                sorted(rows, key=_benchmark_order(rows)), key=lambda r: r["benchmark"]
-            )
-        ],
-        accuracy_text=accuracy_text,
-        interval_bar=interval_bar,
-        changes=_change_charts(held_out),
-        losses=[
-            loss_chart(stage, curves[stage])
-            for stage in curves
-            if stage not in held_out and curves[stage]
-        ],
-        rounds=[
+    held_out: dict[str, Curve] = {}
+    rounds = []
+    for stage, settings in _rl_stages(params).items():
+        held_out[stage] = read_curve(reports / "curves" / f"{stage}-held-out.tsv")
+        charts = [
+            *round_charts(curves[stage], held_out[stage]),
+            group_chart(connection, stage),
+            order_chart(connection, stage),
+        ]
+        rounds.append(
             Round(
                 stage=stage,
                 init=settings.init,
                 block_sizes=_block_sizes(settings),
-                charts=[
-                    *round_charts(curves[stage], held_out[stage]),
-                    group_chart(connection, stage),
-                    order_chart(connection, stage),
-                ],
+                charts=charts,
                 traces=last_traces(connection, tokenizer, stage, params.report.num_traces),
             )
-            for stage, settings in _rl_stages(params).items()
-        ],
+        )
+    return template("report.html.j2").render(
+        seed=params.seed,
+        threads=params.threads,
+        benchmarks=_rows_by_benchmark(rows),
+        accuracy_text=accuracy_text,
+        interval_bar=interval_bar,
+        changes=_change_charts(held_out),
+        losses=_loss_charts(curves, held_out),
+        rounds=rounds,
         won_lost=won_lost_charts(connection, params),
         validation=validation_results(reports / "validation"),
-        provenance=provenance(root, connection, software),
-        stages=[
-            Stage(name, init, _figures(reports / "metrics" / f"{name}.json"))
-            for name, init in _stages(params).items()
-        ],
+        provenance=collect_provenance(root, connection, software),
+        stages=_stage_metrics(params, reports / "metrics"),
     )
 
 
@@ -155,50 +150,60 @@ def _rl_stages(params: Params) -> dict[str, RlRound]:
 def _block_sizes(settings: RlRound) -> str:
     """What a round samples and trains at, phase by phase."""
     names = [f"in phase {phase.name} " for phase in settings.phases or ()] or [""]
-    return ", ".join(
-        f"{name}samples at block size {part.sampler.block_size}, trains at {part.train_block_size}"
-        for name, part in zip(names, settings.phase_rounds, strict=True)
-    )
+    parts = []
+    for name, part in zip(names, settings.phase_rounds, strict=True):
+        sampling = f"{name}samples at block size {part.sampler.block_size}"
+        parts.append(f"{sampling}, trains at {part.train_block_size}")
+    return ", ".join(parts)
 
 
-def _benchmark_order(rows: Sequence[Row]) -> Any:
-    """Sort key that puts a benchmark's rows together, benchmarks in order of appearance."""
-    order = list(dict.fromkeys(row["benchmark"] for row in rows))
-    return lambda row: order.index(row["benchmark"])
+def _rows_by_benchmark(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """A benchmark's rows together, benchmarks in order of appearance."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["benchmark"], []).append(row)
+    return list(groups.items())
+
+
+def _stage_metrics(params: Params, directory: Path) -> list[Stage]:
+    stages = []
+    for name, init in _stages(params).items():
+        stages.append(Stage(name=name, init=init, figures=_metrics(directory / f"{name}.json")))
+    return stages
 
 
 def _modes(held_out: Curve) -> dict[str, Curve]:
     """Rows of a held-out curve by remasking mode."""
-    return {
-        mode: [row for row in held_out if row["remasking"] == mode]
-        for mode in dict.fromkeys(row["remasking"] for row in held_out)
-    }
+    modes: dict[str, Curve] = {}
+    for row in held_out:
+        modes.setdefault(row["remasking"], []).append(row)
+    return modes
 
 
 def _change_charts(held_out: dict[str, Curve]) -> list[str]:
     """Accuracy, tokens per step and length of the first and the last held-out measurement of every
     round."""
-    pairs = [
-        (f"{stage} · {mode}", rows[0], rows[-1])
-        for stage, curve in held_out.items()
-        for mode, rows in _modes(curve).items()
-    ]
-    if not pairs:
+    accuracy = []
+    tokens = []
+    lengths = []
+    for stage, curve in held_out.items():
+        for mode, rows in _modes(curve).items():
+            label = f"{stage} · {mode}"
+            first = rows[0]
+            last = rows[-1]
+            accuracy.append(
+                Change(
+                    label=label,
+                    before=first["accuracy"],
+                    after=last["accuracy"],
+                    before_interval=(first["ci_low"], first["ci_high"]),
+                    after_interval=(last["ci_low"], last["ci_high"]),
+                )
+            )
+            tokens.append(_change(label, "tokens_per_step", first, last))
+            lengths.append(_change(label, "mean_length", first, last))
+    if not accuracy:
         return []
-    accuracy = [
-        Change(
-            label,
-            a["accuracy"],
-            b["accuracy"],
-            (a["ci_low"], a["ci_high"]),
-            (b["ci_low"], b["ci_high"]),
-        )
-        for label, a, b in pairs
-    ]
-    tokens, lengths = (
-        [Change(label, a[name], b[name]) for label, a, b in pairs]
-        for name in ("tokens_per_step", "mean_length")
-    )
     return [
         change_chart("Held-out accuracy", accuracy, percent),
         change_chart("Held-out tokens per denoising step", tokens, fixed(2)),
@@ -206,60 +211,70 @@ def _change_charts(held_out: dict[str, Curve]) -> list[str]:
     ]
 
 
+def _change(label: str, metric: str, first: Row, last: Row) -> Change:
+    return Change(label=label, before=first[metric], after=last[metric])
+
+
+def _loss_charts(curves: Mapping[str, Curve], held_out: Mapping[str, Curve]) -> list[str]:
+    """The loss of each stage that is no RL round; a base that was imported has none."""
+    charts = []
+    for stage, curve in curves.items():
+        if curve and stage not in held_out:
+            charts.append(loss_chart(stage, curve))
+    return charts
+
+
 def loss_chart(stage: str, curve: Curve) -> str:
+    """The loss over the steps of supervised training."""
     return line_chart(f"{stage}: loss", [_series("loss", curve, "step", "loss")], "step")
 
 
 def round_charts(train: Curve, held_out: Curve) -> list[str]:
     """The charts of one round, over its iterations."""
-    modes, judged = _modes(held_out), bool(train) and "chunk_score" in train[0]
+    accuracy = []
+    tokens = []
+    for mode, rows in _modes(held_out).items():
+        accuracy.append(_series(mode, rows, "iteration", "accuracy", "ci_low", "ci_high"))
+        tokens.append(_series(mode, rows, "iteration", "tokens_per_step"))
 
-    def of_train(title: str, text: Format, **columns: str) -> str:
-        return line_chart(
-            title,
-            [_series(label, train, "iteration", column) for label, column in columns.items()],
-            "iteration",
-            text,
-        )
+    def train_chart(title: str, text: Format, **columns: str) -> str:
+        lines = []
+        for label, column in columns.items():
+            lines.append(_series(label, train, "iteration", column))
+        return line_chart(title, lines, "iteration", text)
 
-    def of_modes(column: str, low: str = "", high: str = "") -> list[Series]:
-        return [_series(mode, rows, "iteration", column, low, high) for mode, rows in modes.items()]
-
-    return [
-        line_chart(
-            "Held-out accuracy, 95% intervals",
-            of_modes("accuracy", "ci_low", "ci_high"),
-            "iteration",
-            percent,
-        ),
-        line_chart(
-            "Held-out tokens per denoising step", of_modes("tokens_per_step"), "iteration", fixed(2)
-        ),
-        of_train("Reward of training responses", plain, mean="reward"),
-        of_train("Tokens per denoising step in training", fixed(2), mean="tokens_per_step"),
-        of_train("KL to the iteration's first policy", plain, mean="kl"),
-        of_train("Length of training responses in tokens", fixed(1), mean="mean_length"),
-        of_train("Training responses cut at the length limit", percent, share="truncation_rate"),
-        of_train("Groups of responses", plain, kept="kept_groups", sampled="sampled_groups"),
-        *(
-            [
-                of_train(
-                    "Judge's score of the steps of training responses", fixed(2), mean="chunk_score"
-                )
-            ]
-            if judged
-            else []
-        ),
+    charts = [
+        line_chart("Held-out accuracy, 95% intervals", accuracy, "iteration", percent),
+        line_chart("Held-out tokens per denoising step", tokens, "iteration", fixed(2)),
+        train_chart("Reward of training responses", plain, mean="reward"),
+        train_chart("Tokens per denoising step in training", fixed(2), mean="tokens_per_step"),
+        train_chart("KL to the iteration's first policy", plain, mean="kl"),
+        train_chart("Length of training responses in tokens", fixed(1), mean="mean_length"),
+        train_chart("Training responses cut at the length limit", percent, share="truncation_rate"),
+        train_chart("Groups of responses", plain, kept="kept_groups", sampled="sampled_groups"),
     ]
+    if train and "chunk_score" in train[0]:
+        title = "Judge's score of the steps of training responses"
+        charts.append(train_chart(title, fixed(2), mean="chunk_score"))
+    return charts
 
 
 def _series(label: str, rows: Curve, x: str, y: str, low: str = "", high: str = "") -> Series:
     """Columns of a curve as a series, with a band if `low` and `high` are named."""
-    column = {name: [row[name] for row in rows] for name in (x, y, low, high) if name}
-    return Series(label, column[x], column[y], column.get(low, ()), column.get(high, ()))
+    return Series(
+        label=label,
+        x=_column(rows, x),
+        y=_column(rows, y),
+        low=_column(rows, low) if low else (),
+        high=_column(rows, high) if high else (),
+    )
 
 
-def _figures(path: Path) -> list[tuple[str, str]]:
+def _column(rows: Curve, name: str) -> list[float]:
+    return [row[name] for row in rows]
+
+
+def _metrics(path: Path) -> list[tuple[str, str]]:
     """Names and values of a metrics file that are single values, or single values by name."""
     try:
         metrics: dict[str, Any] = json.loads(path.read_text())
@@ -270,15 +285,14 @@ def _figures(path: Path) -> list[tuple[str, str]]:
             got=error,
             do="run the stage that wrote it again",
         ) from error
-    figures = []
+    entries = []
     for name, value in metrics.items():
         if not isinstance(value, dict):
-            figures.append((name, _value_text(value)))
-        elif not any(isinstance(part, dict) for part in value.values()):
-            figures.append(
-                (name, ", ".join(f"{key} {_value_text(part)}" for key, part in value.items()))
-            )
-    return figures
+            entries.append((name, _value_text(value)))
+        elif dict not in map(type, value.values()):
+            parts = [f"{key} {_value_text(part)}" for key, part in value.items()]
+            entries.append((name, ", ".join(parts)))
+    return entries
 
 
 def _value_text(value: Any) -> str:

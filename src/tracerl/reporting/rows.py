@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from tracerl.disk import file_sha256
 from tracerl.reporting.charts import heat_map, histogram, won_lost_chart
+from tracerl.settings.evaluation import Evaluation
 from tracerl.settings.params import Params
 from tracerl.store.catalog import answer
 from tracerl.store.expectations import read_result
@@ -81,9 +82,9 @@ def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
         shares[row["place"], row["step_in_block"]] = row["share"]
     num_places = max((place for place, _ in shares), default=-1) + 1
     num_steps = max((step for _, step in shares), default=0)
-    cells = []
-    for place in range(num_places):
-        cells.append([shares.get((place, step), 0.0) for step in range(1, num_steps + 1)])
+    cells = [[0.0] * num_steps for _ in range(num_places)]
+    for (place, step), share in shares.items():
+        cells[place][step - 1] = share
     return heat_map(
         "Which step unmasks which place of a block, %",
         cells,
@@ -95,15 +96,14 @@ def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
 def group_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     """Pass rates of a round's groups, early and late."""
     rows = answer(connection, _GROUPS, {"stage": stage, "bins": _NUM_BINS}).to_pylist()
-    shares = {(row["part"], row["bin"]): row["share"] for row in rows}
-    parts = [
-        part for part in ("first fifth", "last fifth") if any(key[0] == part for key in shares)
-    ]
-    series = [(part, [shares.get((part, i), 0.0) for i in range(_NUM_BINS + 1)]) for part in parts]
+    series: dict[str, list[float]] = {}  # the query orders the first fifth before the last
+    for row in rows:
+        shares = series.setdefault(row["part"], [0.0] * (_NUM_BINS + 1))
+        shares[row["bin"]] = row["share"]
     return histogram(
         "Pass rates of groups",
         [f"{100 * i // _NUM_BINS}" for i in range(_NUM_BINS + 1)],
-        series,
+        list(series.items()),
         "share of correct responses, %",
     )
 
@@ -113,78 +113,83 @@ def won_lost_charts(connection: duckdb.DuckDBPyConnection, params: Params) -> li
     with the same problems and block size."""
     charts = []
     for before, after in _comparisons(params):
-        a, b = params.evaluate[before], params.evaluate[after]
         rows = []
         for mode in params.evaluation.modes:
             values = {"before": f"evaluate@{before}/{mode}", "after": f"evaluate@{after}/{mode}"}
-            rows += [
-                (f"{r['task_set']} · {mode}", r["won"], r["lost"])
-                for r in answer(connection, _WON_LOST, values).to_pylist()
-            ]
+            for row in answer(connection, _WON_LOST, values).to_pylist():
+                rows.append((f"{row['task_set']} · {mode}", row["won"], row["lost"]))
         if rows:
-            charts.append(
-                won_lost_chart(
-                    f"{a.checkpoint} → {b.checkpoint}, block size {b.sampler.block_size}", rows
-                )
-            )
+            evaluation = params.evaluate[after]
+            checkpoints = f"{params.evaluate[before].checkpoint} → {evaluation.checkpoint}"
+            title = f"{checkpoints}, block size {evaluation.sampler.block_size}"
+            charts.append(won_lost_chart(title, rows))
     return charts
 
 
 def _comparisons(params: Params) -> list[tuple[str, str]]:
     """(before, after) names of evaluations."""
-    inits, pairs = params.parents, []
-    for name, one in params.evaluate.items():
-        ancestor = inits.get(one.checkpoint)
+    pairs = []
+    for name, evaluation in params.evaluate.items():
+        ancestor = params.parents.get(evaluation.checkpoint)
         while ancestor is not None:
-            found = [
-                other
-                for other, two in params.evaluate.items()
-                if two.checkpoint == ancestor
-                and two.tasks == one.tasks
-                and two.sampler.block_size == one.sampler.block_size
-            ]
-            if found:
-                pairs.append((found[0], name))
+            counterpart = _counterpart(params, evaluation, ancestor)
+            if counterpart is not None:
+                pairs.append((counterpart, name))
                 break
-            ancestor = inits.get(ancestor)
+            ancestor = params.parents.get(ancestor)
     return pairs
 
 
-@dataclass(frozen=True)
+def _counterpart(params: Params, evaluation: Evaluation, checkpoint: str) -> str | None:
+    """The first evaluation of a checkpoint on the same problems at the same block size."""
+    for name, other in params.evaluate.items():
+        if (
+            other.checkpoint == checkpoint
+            and other.tasks == evaluation.tasks
+            and other.sampler.block_size == evaluation.sampler.block_size
+        ):
+            return name
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What made the report. code_hash: of the lists of all stages' code. software: (name, version
-    or setting) of what computed it, which the promise of equal bits names. data: (folder, SHA-256
-    of its manifest). checkpoints: (name, policy hash). params: the whole file."""
+    """What made the report."""
 
     code_hash: str
+    """SHA-256 of the lists of all stages' code."""
     software: list[tuple[str, str]]
+    """(name, version or setting) of what computed it, which the promise of equal bits names."""
     params: str
+    """The whole params file."""
     params_hash: str
+    """Its SHA-256."""
     data: list[tuple[str, str]]
+    """(folder, SHA-256 of its manifest)."""
     checkpoints: list[tuple[str, str]]
+    """(stage, policy hash)."""
 
 
-def provenance(
+def collect_provenance(
     root: Path, connection: duckdb.DuckDBPyConnection, software: Mapping[str, str]
 ) -> Provenance:
     """Hashes of everything the numbers depend on, from the files themselves."""
     text = (root / PARAMS_COPY).read_text()
-    manifests = sorted((root / "data").glob(f"**/{MANIFEST}"))
-    data = [
-        (str(m.parent.relative_to(root)), file_sha256(m))
-        for m in manifests
-        if "scratch" not in m.parts
-    ]
+    data = []
+    for manifest in sorted((root / "data").glob(f"**/{MANIFEST}")):
+        if "scratch" not in manifest.parts:
+            data.append((str(manifest.parent.relative_to(root)), file_sha256(manifest)))
     hashes = answer(
         connection,
         "SELECT stage, policy_hash FROM runs WHERE kind IN ('base', 'sft', 'rl') AND policy_hash "
         "IS NOT NULL",
     ).to_pylist()
     checkpoints = [(row["stage"], row["policy_hash"]) for row in hashes]
-    lists = sorted((root / "data" / "code").glob("*.txt"))
-    code = "".join(f"{path.name} {file_sha256(path)}\n" for path in lists)
+    code = hashlib.sha256()
+    for path in sorted((root / "data" / "code").glob("*.txt")):
+        code.update(f"{path.name} {file_sha256(path)}\n".encode())
     return Provenance(
-        code_hash=hashlib.sha256(code.encode()).hexdigest(),
+        code_hash=code.hexdigest(),
         software=list(software.items()),
         params=text,
         params_hash=file_sha256(root / PARAMS_COPY),
@@ -198,7 +203,14 @@ def validation_results(directory: Path) -> list[dict[str, Any]]:
     and those that did not hold."""
     results = []
     for result in map(read_result, sorted(directory.glob("*.json"))):
-        failed = [one for one in result["expectations"] if not one["success"]]
-        shown = {name: result[name] for name in ("dataset", "success", "num_rows")}
-        results.append({**shown, "count": len(result["expectations"]), "failed": failed})
+        expectations = result["expectations"]
+        results.append(
+            {
+                "dataset": result["dataset"],
+                "success": result["success"],
+                "num_rows": result["num_rows"],
+                "count": len(expectations),
+                "failed": [outcome for outcome in expectations if not outcome["success"]],
+            }
+        )
     return results

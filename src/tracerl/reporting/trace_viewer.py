@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tracerl.store.catalog import answer
 
 _MASK = "·"
 _END = "∎"
-_SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
+_VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 # A response of each verdict in turn, from as many tasks as possible.
 _LAST_ITERATION = """
@@ -41,52 +40,64 @@ LIMIT $count
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Token:
-    """One token of the canvas. part: "prompt", "response" (up to the first end token) or "after".
-    step: 1-based, 0 where there is none.
-
-    hue: degrees of the colour wheel. detail: what is known of it in words.
-    """
+    """One token of the canvas."""
 
     text: str
+    """What is drawn; white space, masks and end tokens have signs of their own."""
     part: str
+    """"prompt", "response" (up to the first end token) or "after"."""
     step: int
+    """The step that unmasked it, from 1; 0 if none did."""
     hue: int
+    """Degrees of the colour wheel."""
     detail: str
+    """What is known of it in words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Frame:
-    """The response after one step. blocks: of each block its runs of (text, whether this step wrote
-    it)."""
+    """The response after one step."""
 
     step: int
+    """From 1."""
     num_new: int
+    """How many tokens this step unmasked."""
     hue: int
+    """Degrees of the colour wheel."""
     blocks: list[list[tuple[str, bool]]]
+    """Of each block its runs of (text, whether this step wrote it)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One response. blocks: tokens by block of the absolute grid, from the first block that holds a
-    response token on.
-
-    tokens_per_step counts denoising forwards, as everywhere.
-    """
+    """One response, as the report draws it."""
 
     prompt: str
+    """The task's text."""
     answer: str
+    """The task's answer."""
     verdict: str
+    """Such as "correct"."""
     rollout_id: str
+    """The row's id."""
     block_size: int
+    """Of the sampler, in tokens."""
     remasking: str
+    """The sampler's order, such as "dynamic"."""
     stop_reason: str
+    """"end", or "length" if it was cut."""
     num_tokens: int
+    """Up to and including the end token."""
     num_steps: int
+    """Steps that unmasked a token."""
     tokens_per_step: float
+    """num_tokens by denoising forwards, as everywhere."""
     blocks: list[list[Token]]
+    """Tokens by block of the absolute grid, from the first that holds a response token on."""
     frames: list[Frame]
+    """One for each step."""
 
 
 def last_traces(
@@ -104,41 +115,45 @@ def build_trace(row: dict[str, Any], tokenizer: Tokenizer) -> Trace:
     first = len(row["prompt_ids"]) // block_size * block_size
     tokens = _tokens(row, tokenizer)[first:]
     blocks = [tokens[i : i + block_size] for i in range(0, len(tokens), block_size)]
-    copied = (
-        "prompt",
-        "answer",
-        "verdict",
-        "rollout_id",
-        "block_size",
-        "remasking",
-        "stop_reason",
-        "num_tokens",
-    )
+    num_steps = row["num_steps"]
     return Trace(
-        **{name: row[name] for name in copied},
-        num_steps=row["num_steps"],
+        prompt=row["prompt"],
+        answer=row["answer"],
+        verdict=row["verdict"],
+        rollout_id=row["rollout_id"],
+        block_size=block_size,
+        remasking=row["remasking"],
+        stop_reason=row["stop_reason"],
+        num_tokens=row["num_tokens"],
+        num_steps=num_steps,
         tokens_per_step=row["num_tokens"] / max(row["num_denoising_forwards"], 1),
         blocks=blocks,
-        frames=[_frame(step, blocks, row["num_steps"]) for step in range(1, row["num_steps"] + 1)],
+        frames=[_frame(step, blocks, num_steps) for step in range(1, num_steps + 1)],
     )
 
 
 def _tokens(row: dict[str, Any], tokenizer: Tokenizer) -> list[Token]:
-    tokens = [
-        Token(_display_text(i, tokenizer), "prompt", 0, 0, f"prompt, position {n}")
-        for n, i in enumerate(row["prompt_ids"])
-    ]
-    for n, (token_id, step, logprob) in enumerate(
-        zip(row["response_ids"], row["step_map"], row["logprobs"], strict=True)
-    ):
-        part = "response" if n < row["num_tokens"] else "after"
-        detail = f"position {len(row['prompt_ids']) + n}, " + (
-            f"step {step}" if step else "never reached"
-        )
+    """Tokens of prompt and response, in the order of their positions."""
+    tokens = []
+    for position, token_id in enumerate(row["prompt_ids"]):
+        text = _display_text(token_id, tokenizer)
+        detail = f"prompt, position {position}"
+        tokens.append(Token(text=text, part="prompt", step=0, hue=0, detail=detail))
+    columns = zip(row["response_ids"], row["step_map"], row["logprobs"], strict=True)
+    for n, (token_id, step, logprob) in enumerate(columns):
+        detail = f"position {len(row['prompt_ids']) + n}, "
+        detail += f"step {step}" if step else "never reached"
         if math.isfinite(logprob):
             detail += f", probability {100 * math.exp(logprob):.1f}%"
-        text = _display_text(token_id, tokenizer) if step else _MASK
-        tokens.append(Token(text, part, step, _hue(step, row["num_steps"]), detail))
+        tokens.append(
+            Token(
+                text=_display_text(token_id, tokenizer) if step else _MASK,
+                part="response" if n < row["num_tokens"] else "after",
+                step=step,
+                hue=_hue(step, row["num_steps"]),
+                detail=detail,
+            )
+        )
     return tokens
 
 
@@ -149,30 +164,28 @@ def _display_text(token_id: int, tokenizer: Tokenizer) -> str:
         return _END
     if token_id == tokenizer.mask_id:
         return _MASK
-    text = "".join(_SHOWN.get(character, character) for character in tokenizer.decode([token_id]))
+    text = tokenizer.decode([token_id]).translate(_VISIBLE)
     return text if text and text.isprintable() else f"⟨{token_id}⟩"
 
 
 def _frame(step: int, blocks: Sequence[Sequence[Token]], num_steps: int) -> Frame:
     """The response's tokens after `step`, masks as dots; the prompt's are left out."""
     lines = []
+    num_new = 0
     for block in blocks:
-        response = [token for token in block if token.part != "prompt"]
-        cells = [
-            (token.text if token.step <= step else _MASK, token.step == step) for token in response
-        ]
-        lines.append(
-            [
-                ("".join(text for text, _ in run), new)
-                for new, run in groupby(cells, key=lambda cell: cell[1])
-            ]
-        )
-    return Frame(
-        step,
-        sum(token.step == step for block in blocks for token in block),
-        _hue(step, num_steps),
-        lines,
-    )
+        runs: list[tuple[str, bool]] = []
+        for token in block:
+            if token.part == "prompt":
+                continue
+            text = token.text if token.step <= step else _MASK
+            is_new = token.step == step
+            num_new += is_new
+            if runs and runs[-1][1] == is_new:
+                runs[-1] = (runs[-1][0] + text, is_new)
+            else:
+                runs.append((text, is_new))
+        lines.append(runs)
+    return Frame(step=step, num_new=num_new, hue=_hue(step, num_steps), blocks=lines)
 
 
 def _hue(step: int, num_steps: int) -> int:
@@ -182,14 +195,14 @@ def _hue(step: int, num_steps: int) -> int:
 
 # The viewer
 
-_CHOSEN = """
+_SELECTION = """
 WITH responses AS (FROM rollouts UNION ALL FROM evals UNION ALL FROM traces)
 SELECT r.*, coalesce(t.prompt, '') AS prompt, coalesce(t.answer, '') AS answer
 FROM (FROM responses WHERE {condition}) r LEFT JOIN tasks t USING (task_id)
 ORDER BY stage, iteration, task_id, sample_index, rollout_id LIMIT $count
 """
 # Of each problem the same sample; if the condition leaves several, the one of the latest iteration.
-_PAIRED = """
+_COUNTERPARTS = """
 WITH responses AS (FROM rollouts UNION ALL FROM evals UNION ALL FROM traces)
 SELECT r.*, coalesce(t.prompt, '') AS prompt, coalesce(t.answer, '') AS answer
 FROM (FROM responses WHERE {condition}) r LEFT JOIN tasks t USING (task_id)
@@ -198,15 +211,28 @@ QUALIFY row_number() OVER (
     PARTITION BY r.task_id, r.sample_index ORDER BY r.iteration DESC, r.rollout_id) = 1
 """
 _UNKNOWN = 255  # a confidence that was not recorded
+_PAGE_COLUMNS = (
+    "rollout_id",
+    "stage",
+    "iteration",
+    "prompt",
+    "answer",
+    "verdict",
+    "text",
+    "num_tokens",
+    "num_steps",
+    "block_size",
+)
 
 
 @dataclass(frozen=True)
 class Response:
-    """A row of the rollout schema with its task's prompt and answer, and the response to the same
-    problem that it is compared with."""
+    """A response that the page plays."""
 
     row: dict[str, Any]
+    """A row of the rollout schema with its task's prompt and answer."""
     before: dict[str, Any] | None = None
+    """The response to the same problem that it is compared with."""
 
 
 def select_responses(
@@ -217,9 +243,8 @@ def select_responses(
 
     Raises DataError if a condition is wrong or nothing meets the first.
     """
-    rows = answer(
-        connection, _CHOSEN.format(condition=f"({condition})"), {"count": count}
-    ).to_pylist()
+    query = _SELECTION.format(condition=f"({condition})")
+    rows = answer(connection, query, {"count": count}).to_pylist()
     if not rows:
         raise DataError(
             "no response meets the condition",
@@ -232,52 +257,40 @@ def select_responses(
     if against is None:
         return [Response(row) for row in rows]
     tasks = sorted({row["task_id"] for row in rows})
-    others = answer(
-        connection, _PAIRED.format(condition=f"({against})"), {"tasks": tasks}
-    ).to_pylist()
-    before = {(row["task_id"], row["sample_index"]): row for row in others}
+    query = _COUNTERPARTS.format(condition=f"({against})")
+    before = {}
+    for row in answer(connection, query, {"tasks": tasks}).to_pylist():
+        before[row["task_id"], row["sample_index"]] = row
     return [Response(row, before.get((row["task_id"], row["sample_index"]))) for row in rows]
 
 
 def render_viewer(responses: Sequence[Response], tokenizer: Tokenizer, condition: str) -> str:
     """One HTML page that plays the responses; `condition` says in the page which they are."""
     texts: dict[int, int] = {}  # token id -> its place in the page's list of texts
-    packed = [
-        {
-            **_pack(one.row, texts),
-            "before": _pack(one.before, texts) if one.before is not None else None,
-        }
-        for one in responses
-    ]
-    data = json.dumps(
-        {"texts": [_display_text(token_id, tokenizer) for token_id in texts], "responses": packed},
-        ensure_ascii=False,
-    )
+    records = []
+    for response in responses:
+        record = _page_record(response.row, texts)
+        before = response.before
+        record["before"] = None if before is None else _page_record(before, texts)
+        records.append(record)
+    words = [_display_text(token_id, tokenizer) for token_id in texts]
+    data = json.dumps({"texts": words, "responses": records}, ensure_ascii=False)
     script = (Path(__file__).parent / "viewer.js").read_text()
     return template("viewer.html.j2").render(
         condition=condition, data=data.replace("<", "\\u003c"), script=script
     )
 
 
-def _pack(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
+def _page_record(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
     """A response as the page's script reads it: typed arrays in base64, and the words that are
-    shown."""
-    block_size, num_prompt = row["block_size"], len(row["prompt_ids"])
-    # Blocks lie on the absolute grid where the sequence ends on it; those of full attention may
-    # start at the response.
-    tail = (
-        row["prompt_ids"][num_prompt // block_size * block_size :]
-        if (num_prompt + len(row["response_ids"])) % block_size == 0
-        else []
-    )
+    shown. texts: token id -> its place in the page's list, to which new ones are added."""
+    block_size = row["block_size"]
+    tail = _prompt_tail(row)
 
     def places(ids: Sequence[int]) -> list[int]:
         return [texts.setdefault(token_id, len(texts)) for token_id in ids]
 
-    confidence = [
-        round(100 * math.exp(min(value, 0.0))) if math.isfinite(value) else _UNKNOWN
-        for value in row["logprobs"]
-    ]
+    confidence = list(map(_confidence, row["logprobs"]))
     per_step = row["num_tokens"] / max(row["num_denoising_forwards"], 1)
     meta = [
         f"{row['num_tokens']} tokens in {row['num_steps']} steps, {per_step:.2f} per step",
@@ -285,20 +298,8 @@ def _pack(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
         "ended by itself" if row["stop_reason"] == "end" else "cut at the length limit",
         row["rollout_id"],
     ]
-    copied = (
-        "rollout_id",
-        "stage",
-        "iteration",
-        "prompt",
-        "answer",
-        "verdict",
-        "text",
-        "num_tokens",
-        "num_steps",
-        "block_size",
-    )
     return {
-        **{name: row[name] for name in copied},
+        **{name: row[name] for name in _PAGE_COLUMNS},
         "reward": f"{row['reward']:.4g}",
         "meta": " · ".join(meta),
         "tail": places(tail),
@@ -306,6 +307,23 @@ def _pack(row: dict[str, Any], texts: dict[int, int]) -> dict[str, Any]:
         "steps": _base64(np.array(row["step_map"], dtype="<u4")),
         "confidence": _base64(np.array(confidence, dtype="u1")),
     }
+
+
+def _prompt_tail(row: dict[str, Any]) -> list[int]:
+    """The prompt's tokens in the first block of the response.
+
+    Blocks lie on the absolute grid where the sequence ends on it; those of full attention may start
+    at the response, and then there are none.
+    """
+    ids: list[int] = row["prompt_ids"]
+    if (len(ids) + len(row["response_ids"])) % row["block_size"]:
+        return []
+    return ids[len(ids) // row["block_size"] * row["block_size"] :]
+
+
+def _confidence(logprob: float) -> int:
+    """Probability in per cent."""
+    return round(100 * math.exp(min(logprob, 0.0))) if math.isfinite(logprob) else _UNKNOWN
 
 
 def _base64(values: npt.NDArray[Any]) -> str:

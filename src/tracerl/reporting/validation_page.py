@@ -13,25 +13,32 @@ _SHARES = ("pass_rate", "truncation", "undecided", "drift")
 def render_validation(result: Mapping[str, Any]) -> str:
     """HTML of a result as reports/validation/<dataset>.json holds it."""
     names = [name for name in (result["groups"][0] if result["groups"] else {}) if name != "group"]
+    groups = []
+    for group in result["groups"]:
+        groups.append((group["group"], [_text(name, group[name]) for name in names]))
+    num_failed = 0
+    num_warnings = 0
+    for outcome in result["expectations"]:
+        if not outcome["success"]:
+            if outcome["severity"] == "critical":
+                num_failed += 1
+            else:
+                num_warnings += 1
     return template("validation.html.j2").render(
         dataset=result["dataset"],
         success=result["success"],
         num_rows=result["num_rows"],
-        expectations=sorted(
-            result["expectations"], key=lambda one: (one["success"], one["severity"] != "critical")
-        ),
-        failed=sum(
-            not one["success"] and one["severity"] == "critical" for one in result["expectations"]
-        ),
-        warned=sum(
-            not one["success"] and one["severity"] != "critical" for one in result["expectations"]
-        ),
+        expectations=sorted(result["expectations"], key=_gravity),
+        num_failed=num_failed,
+        num_warnings=num_warnings,
         names=names,
-        groups=[
-            (group["group"], [_text(name, group[name]) for name in names])
-            for group in result["groups"]
-        ],
+        groups=groups,
     )
+
+
+def _gravity(outcome: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Sort key: what failed first, what is critical before warnings."""
+    return outcome["success"], outcome["severity"] != "critical"
 
 
 def _text(name: str, value: float | None) -> str:
