@@ -1,7 +1,7 @@
 """What a run shows in the Prefect UI besides its states: metrics against the last commit, progress
 of long stages, links to the pages.
 
-A server that does not take an artifact fails no run: what could not be shown is said in the log.
+A server that does not take an artifact fails no run: the log says which one is missing.
 """
 
 import json
@@ -46,7 +46,7 @@ def publish_metrics(root: Path, stage: str, files: Sequence[str]) -> None:
     rows = [
         {"file": name, **row}
         for name in files
-        for row in metric_rows(_json(root / name), committed(root, "HEAD", name))
+        for row in metric_rows(_json(root / name), metrics_at(root, "HEAD", name))
     ]
     publish_table(f"metrics {stage}", rows, f"Metrics of {stage} against the last commit")
 
@@ -72,17 +72,17 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.is_file() and path.suffix == ".json" else None
 
 
-def committed(root: Path, revision: str, name: str) -> Any:
+def metrics_at(root: Path, revision: str, name: str) -> Any:
     """The data of a metrics file at a git revision; None if there is no such revision, or no such
     file in it."""
-    shown = subprocess.run(
+    done = subprocess.run(
         ["git", "show", f"{revision}:./{name}"],
         cwd=root,
         capture_output=True,
         text=True,
         check=False,
     )
-    return json.loads(shown.stdout) if shown.returncode == 0 and name.endswith(".json") else None
+    return json.loads(done.stdout) if done.returncode == 0 and name.endswith(".json") else None
 
 
 def numbers(tree: Any, name: str = "") -> Iterator[tuple[str, float]]:
@@ -123,12 +123,12 @@ class Progress:
         notes = f"{match['text']}, " if match["text"] else ""
         text = f"{self._stage}: {done} of {total}, {notes}ETA {match['eta']} ({match['speed']})"
         if self._artifact is None:
-            self._artifact = shown(
+            self._artifact = publish(
                 lambda: create_progress_artifact(percent, key("progress", self._stage), text)
             )
         else:
             artifact = self._artifact
-            shown(lambda: update_progress_artifact(artifact, percent, text))
+            publish(lambda: update_progress_artifact(artifact, percent, text))
         return rest
 
 
@@ -142,7 +142,7 @@ def publish_links(root: Path, pages: Sequence[str]) -> None:
 
 def publish_link(address: str, page: str) -> None:
     """One link."""
-    shown(
+    publish(
         lambda: create_link_artifact(
             address, link_text=page, key=key(page), description=f"Written by this run: {page}"
         )
@@ -152,7 +152,7 @@ def publish_link(address: str, page: str) -> None:
 def publish_table(name: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
     """A plain table, if it has rows."""
     if rows:
-        shown(
+        publish(
             lambda: create_table_artifact(
                 [dict(row) for row in rows], key=key(name), description=description
             )
@@ -161,13 +161,13 @@ def publish_table(name: str, rows: Sequence[Mapping[str, Any]], description: str
 
 def publish_markdown(name: str, text: str, description: str) -> None:
     """Text with headings and tables."""
-    shown(lambda: create_markdown_artifact(text, key=key(name), description=description))
+    publish(lambda: create_markdown_artifact(text, key=key(name), description=description))
 
 
-def shown(show: Callable[[], Any]) -> Any:
-    """What Prefect's function gives, or None if the server does not take the artifact."""
+def publish(create: Callable[[], Any]) -> Any:
+    """Creates or updates an artifact; None if the server does not take it, which the log says."""
     try:
-        return show()
+        return create()
     except Exception as error:
         get_run_logger().warning("An artifact is missing: %s", error)
         return None

@@ -36,6 +36,7 @@ from flows import artifacts, comparison, process
 from flows.output import Output
 from flows.pipeline import RETRY_SECONDS, MaxParallel, Retries, run_name
 from flows.workspace import flow_lock, override_params, read_plan
+from tracerl.disk import write_text
 from tracerl.errors import TracerlError
 
 Grid = Annotated[dict[str, list[Any]], Field(min_length=1)]
@@ -105,24 +106,24 @@ def run_cells(
     states: dict[str, State[Any]],
 ) -> None:
     """Runs the cells in their order, as many at a time as there are slots; fills `states`."""
-    waiting, running = list(cells), dict[PrefectFuture[Any], str]()
+    waiting = list(cells)
+    running: dict[PrefectFuture[Any], str] = {}
     while waiting or running:
         while waiting and len(running) < max_parallel:
             cell = waiting.pop(0)
-            one = run_cell.with_options(
+            cell_task = run_cell.with_options(
                 name=cell, task_run_name=cell, retries=retries, retry_delay_seconds=RETRY_SECONDS
             )
-            running[
-                one.submit(
-                    cell,
-                    dict(cells[cell]),
-                    str(root),
-                    baseline,
-                    stages,
-                    run_name(),
-                    return_state=False,
-                )
-            ] = cell
+            future = cell_task.submit(
+                cell,
+                dict(cells[cell]),
+                str(root),
+                baseline,
+                stages,
+                run_name(),
+                return_state=False,
+            )
+            running[future] = cell
         finished = next(as_completed(list(running)))
         finished.wait()
         states[running.pop(finished)] = finished.state
@@ -178,7 +179,7 @@ def clone(project: Path, baseline: str, cell: str, values: Mapping[str, Any]) ->
         for name in ("user.name", "user.email"):  # `dvc exp save` makes a commit
             git(aside, "config", name, git(project, "config", name).strip())
         params = aside / "params.yaml"
-        params.write_text(override_params(params.read_text(), values))
+        write_text(params, override_params(params.read_text(), values))
         cache = subprocess.run(
             process.dvc("cache", "dir"), cwd=project, capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -194,8 +195,8 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def cell_name(name: str, values: Mapping[str, Any], targets: Sequence[str]) -> str:
     """A readable name with a digest of everything that makes the cell another one."""
-    said = " ".join(f"{key.split('.')[-1]} {json.dumps(value)}" for key, value in values.items())
-    words = re.sub(r"[^A-Za-z0-9.]+|\.{2,}", "-", said)[:60].strip("-.")  # what git takes in a name
+    text = " ".join(f"{key.split('.')[-1]} {json.dumps(value)}" for key, value in values.items())
+    words = re.sub(r"[^A-Za-z0-9.]+|\.{2,}", "-", text)[:60].strip("-.")  # what git takes in a name
     digest = hashlib.sha256(
         json.dumps([dict(values), sorted(targets)], sort_keys=True).encode()
     ).hexdigest()
@@ -236,27 +237,29 @@ def compare(
 ) -> None:
     """A table and plots of the experiments that are there, in the UI and as a page below
     reports/."""
-    figures = {
-        cell: {
-            f"{Path(path).stem} {key}": value
-            for path in reversed(metrics)  # the last stages first: they hold the results
-            for key, value in artifacts.numbers(
-                artifacts.committed(root, ref(baseline, cell), path)
-            )
-        }
-        for cell in cells
-        if is_there(root, baseline, cell)
-    }
-    if not figures:
+    results = {}
+    for cell in cells:
+        if is_there(root, baseline, cell):
+            results[cell] = cell_metrics(root, ref(baseline, cell), metrics)
+    if not results:
         return
-    text = comparison.markdown(comparison.table(cells, figures))
+    text = comparison.markdown(comparison.table(cells, results))
     artifacts.publish_markdown(
-        f"experiments {name}", text, f"{len(figures)} of {len(cells)} experiments"
+        f"experiments {name}", text, f"{len(results)} of {len(cells)} experiments"
     )
     page = Path("reports", "experiments", f"{name}.html")
-    (root / page).parent.mkdir(parents=True, exist_ok=True)
-    (root / page).write_text(comparison.page(name, cells, figures))
+    write_text(root / page, comparison.page(name, cells, results))
     artifacts.publish_links(root, [page.as_posix()])
+
+
+def cell_metrics(root: Path, revision: str, files: Sequence[str]) -> dict[str, float]:
+    """The numbers in the metrics files of a git revision, by file and name. Those of the last
+    stages come first: they hold the results."""
+    numbers = {}
+    for path in reversed(files):
+        for name, value in artifacts.numbers(artifacts.metrics_at(root, revision, path)):
+            numbers[f"{Path(path).stem} {name}"] = value
+    return numbers
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ def repair(folder: Path, say: Callable[[str], None]) -> None:
     stages = stages_of(text)
     if copy.is_file():
         before = stages_of(copy.read_text()) or {}
-        if stages is None or (_is_cut(before, stages) and text != _committed(folder)):
+        if stages is None or (_is_cut(before, stages) and text != _lock_of_last_commit(folder)):
             now = _entries_before_cut(text)
             write_text(lock, _dump({**before, **now}))
             lost = ", ".join(sorted(set(before) - set(now)))
@@ -76,7 +76,7 @@ def repair(folder: Path, say: Callable[[str], None]) -> None:
         return
     if stages is not None or not lock.is_file():
         return
-    committed = _committed(folder)
+    committed = _lock_of_last_commit(folder)
     if stages_of(committed) is None:
         raise DataError(
             "dvc.lock was cut off by a kill, and no good copy is there",
@@ -184,7 +184,7 @@ def _dump(stages: dict[str, Any]) -> str:
     return yaml.safe_dump({"schema": "2.0", "stages": stages}, sort_keys=False)
 
 
-def _committed(folder: Path) -> str:
+def _lock_of_last_commit(folder: Path) -> str:
     """dvc.lock of the last commit; "" if there is none."""
     command = ["git", "show", "HEAD:./dvc.lock"]
     try:

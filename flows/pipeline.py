@@ -81,7 +81,7 @@ def pipeline(
         logs = root / "logs" / run_name()
         states: dict[str, State[Any]] = {}
         try:
-            forced = [name for name in plan if force and named(name, targets)]
+            forced = [name for name in plan if force and is_target(name, targets)]
             run_plan(plan, root, logs, forced, max_parallel, retries, states)
         except BaseException:  # Prefect's cancel is one of them
             process.stop_all()
@@ -111,7 +111,7 @@ def run_plan(
         ready += sorted(order.get_ready(), key=list(plan).index)
         while ready and len(running) < max_parallel:
             stage = plan[name := ready.pop(0)]
-            one = run_stage.with_options(
+            stage_task = run_stage.with_options(
                 name=name,
                 description=stage.description,
                 tags=stage.tags,
@@ -121,7 +121,7 @@ def run_plan(
                 task_run_name=name,
             )
             needs = [futures[need] for need in stage.needs]
-            futures[name] = one.submit(
+            futures[name] = stage_task.submit(
                 stage, str(root), str(logs), name in forced, return_state=False, wait_for=needs
             )
             running[futures[name]] = name
@@ -222,7 +222,7 @@ def summary(plan: Mapping[str, Stage], states: Mapping[str, State[Any]]) -> Stat
     return Completed(message=counts)
 
 
-def named(stage: str, targets: list[str]) -> bool:
+def is_target(stage: str, targets: list[str]) -> bool:
     """Whether the targets name a stage, or there are none."""
     return not targets or stage in targets or stage.split("@")[0] in targets
 

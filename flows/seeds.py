@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts import committed
+from flows.artifacts import metrics_at
 from flows.experiments import cell_name, experiments, git, ref
 from tracerl.errors import DataError, TracerlError
 from tracerl.reporting.seeds import collect_seeds, split_seed, write_seeds
@@ -42,7 +42,7 @@ def write_results(root: Path, seeds: Sequence[int], baseline: str) -> Path:
 
 
 def _rows(root: Path, seed: int, revision: str) -> list[dict[str, Any]]:
-    summary = committed(root, revision, SUMMARY)
+    summary = metrics_at(root, revision, SUMMARY)
     if summary is None:
         raise DataError(
             "a run has no result table in git",
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("seeds", type=int, nargs="+", help="seeds to run beside the committed one")
+    parser.add_argument("seeds", type=int, nargs="+", help="seeds to run beside the metrics_at one")
     parser.add_argument(
         "--max-parallel", type=int, default=1, metavar="N", help="seeds at the same time (1)"
     )

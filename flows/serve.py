@@ -60,10 +60,10 @@ def main() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _asked_to_stop)
+        signal.signal(number, _request_stop)
     try:
         with (
-            served_pages(arguments.host, arguments.port + 1),
+            serve_pages(arguments.host, arguments.port + 1),
             prefect(
                 "server", "start", "--host", arguments.host, "--port", str(arguments.port)
             ) as server,
@@ -72,7 +72,7 @@ def main() -> None:
             deploy()
             with (
                 prefect("worker", "start", "--pool", POOL, "--type", "process") as worker,
-                cancelled_at_the_end(),
+                cancel_runs_at_exit(),
             ):
                 print(
                     f"\nPrefect UI  {ui}\nReport      {pages}/reports/report.html\nCtrl-C stops "
@@ -86,7 +86,7 @@ def main() -> None:
         print("Stopped.", flush=True)
 
 
-def _asked_to_stop(number: int, frame: FrameType | None) -> None:
+def _request_stop(number: int, frame: FrameType | None) -> None:
     for again in (signal.SIGINT, signal.SIGTERM):
         # What follows stops everything in its order and must not be stopped itself.
         signal.signal(again, signal.SIG_IGN)
@@ -168,7 +168,7 @@ def deploy() -> None:
 
 
 @contextlib.contextmanager
-def cancelled_at_the_end() -> Iterator[None]:
+def cancel_runs_at_exit() -> Iterator[None]:
     """When we leave, runs that are under way are cancelled as if in the UI, and waited for."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
@@ -210,7 +210,7 @@ class _Pages(http.server.SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served_pages(host: str, port: int) -> Iterator[None]:
+def serve_pages(host: str, port: int) -> Iterator[None]:
     """The pages that stages write, over HTTP: a browser opens no file:// link from a page like the
     UI's."""
     try:

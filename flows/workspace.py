@@ -26,22 +26,27 @@ from tracerl.settings.params import parse_params
 _WAIT_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a flow knows of a DVC stage; paths are relative to the project. A page need not be
-    there: a folder may have none.
+    """What a flow knows of a DVC stage; paths are relative to the project.
 
     Example: Stage(name="rl@short", description="Reinforcement learning round short",
     needs=("sft@short", "tasks"), metrics=("reports/metrics/rl@short.json",), pages=(),
-    tags=("gpu",)). The tags are `meta: {tags: [...]}` of the stage in dvc.yaml.
+    tags=("gpu",)).
     """
 
     name: str
+    """As `dvc repro` calls it."""
     description: str
+    """`desc` of the stage in dvc.yaml, or its command."""
     needs: tuple[str, ...]
+    """Names of the stages whose outputs it reads."""
     metrics: tuple[str, ...]
+    """Its metrics files."""
     pages: tuple[str, ...]
+    """Its HTML pages. One need not be there: an output folder may hold none."""
     tags: tuple[str, ...]
+    """`meta: {tags: [...]}` of the stage in dvc.yaml."""
 
 
 def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
@@ -57,30 +62,27 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
             _name(node): _stage(root, node, [_name(needed) for needed in graph.successors(node)])
             for node in graph
         }
-    chosen = [
-        name
-        for name in stages
-        for target in targets or [name]
-        if target in (name, name.split("@")[0])
-    ]
-    if unknown := [
-        target
-        for target in targets
-        if not any(target in (name, name.split("@")[0]) for name in stages)
-    ]:
+    waiting = [] if targets else list(stages)
+    unknown = []
+    for target in targets:
+        matches = [name for name in stages if target in (name, name.split("@")[0])]
+        waiting += matches
+        if not matches:
+            unknown.append(target)
+    if unknown:
         raise ParamsError(
             "no stage of this name",
             where="targets",
             got=", ".join(unknown),
             wanted=", ".join(sorted(stages)),
         )
-    wanted: set[str] = set()
-    while chosen:
-        name = chosen.pop()
-        if name not in wanted:
-            wanted.add(name)
-            chosen += stages[name].needs
-    order = graphlib.TopologicalSorter({name: stages[name].needs for name in sorted(wanted)})
+    needs: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in needs:
+            needs.add(name)
+            waiting += stages[name].needs
+    order = graphlib.TopologicalSorter({name: stages[name].needs for name in sorted(needs)})
     return {name: stages[name] for name in order.static_order()}
 
 
@@ -101,12 +103,12 @@ def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
     ]
     tags = (node.meta or {}).get("tags", [])
     return Stage(
-        _name(node),
-        node.desc or node.cmd or "",
-        tuple(sorted(needs)),
-        tuple(metrics),
-        tuple(pages),
-        tuple(tags),
+        name=_name(node),
+        description=node.desc or node.cmd or "",
+        needs=tuple(sorted(needs)),
+        metrics=tuple(metrics),
+        pages=tuple(pages),
+        tags=tuple(tags),
     )
 
 
@@ -192,13 +194,13 @@ def _override_folder(root: Path) -> Path:
 def _plain(text: str) -> Any:
     """The data of a YAML file, no object shared between two keys."""
     data = YAML(typ="safe", pure=True).load(text)
-    return data if data is None else _unshared(data)
+    return data if data is None else _copy_plain(data)
 
 
-def _unshared(data: Any) -> Any:
+def _copy_plain(data: Any) -> Any:
     if isinstance(data, dict):
-        return {key: _unshared(value) for key, value in data.items()}
-    return [_unshared(value) for value in data] if isinstance(data, list) else data
+        return {key: _copy_plain(value) for key, value in data.items()}
+    return [_copy_plain(value) for value in data] if isinstance(data, list) else data
 
 
 def _assign(tree: Any, key: str, value: Any, where: str) -> None:

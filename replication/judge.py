@@ -41,7 +41,7 @@ from tracerl.seeds import generator_for
 from tracerl.store.files import read_rollouts
 from tracerl.store.run_tables import curve_rows
 
-COUNTED = {"tokens_per_step": "num_denoising_forwards", "tokens_per_forward": "num_forwards"}
+FORWARD_COUNTS = {"tokens_per_step": "num_denoising_forwards", "tokens_per_forward": "num_forwards"}
 WINDOW = 5  # iterations over which the trend of a training curve is taken
 
 Values = dict[tuple[str, ...], float]  # a problem (task set, id) or an iteration -> its value
@@ -70,19 +70,22 @@ class Comparison:
     """Why the verdict is not what the differences alone would say."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Results:
     """What the worlds of one family and plan measured, read once."""
 
     worlds: list[World]
+    """The worlds of one family."""
     folder: Path
+    """The folder that holds runs/."""
     _evaluations: dict[Any, pa.Table] = field(default_factory=dict)
+    """(world, cell) -> responses, as they are read."""
 
-    def values(self, one: World, cell: str, test: Tree) -> Values:
+    def values(self, world: World, cell: str, test: Tree) -> Values:
         """The metric of a test, by problem or iteration."""
         if test["metric"] == "roughness":
-            return roughness(*self.rewards(one, cell.removeprefix("rl-")))
-        rows = self.evaluation(one, cell).select(
+            return roughness(*self.rewards(world, cell.removeprefix("rl-")))
+        rows = self.evaluation(world, cell).select(
             [
                 "task_set",
                 "task_id",
@@ -93,84 +96,78 @@ class Results:
                 "num_forwards",
             ]
         )
-        found: dict[tuple[str, ...], list[float]] = {}
+        samples: dict[tuple[str, ...], list[float]] = {}
         for row in rows.to_pylist():
-            if row["remasking"] == test["remasking"] and row["task_set"] in test.get(
-                "tasks", [row["task_set"]]
-            ):
-                found.setdefault((row["task_set"], row["task_id"]), []).append(
-                    measured(row, test["metric"])
-                )
-        return {place: sum(values) / len(values) for place, values in found.items()}
+            if row["remasking"] != test["remasking"]:
+                continue
+            if row["task_set"] not in test.get("tasks", [row["task_set"]]):
+                continue
+            problem = (row["task_set"], row["task_id"])
+            samples.setdefault(problem, []).append(metric_of(row, test["metric"]))
+        return {problem: sum(values) / len(values) for problem, values in samples.items()}
 
-    def failed(self, one: World, cell: str, test: Tree) -> bool:
+    def has_failed(self, world: World, cell: str, test: Tree) -> bool:
         """Whether a cell of the plan has not come to its end: a round that collapsed, for instance,
         with no group to learn from."""
-        needed = {
-            self.trained(one, cell),
-            *(() if test["metric"] == "roughness" else (f"evaluate@{cell}",)),
-        }
-        return not all(self._record_file(one, stage).is_file() for stage in needed)
+        stages = [self.training_stage(world, cell)]
+        if test["metric"] != "roughness":
+            stages.append(f"evaluate@{cell}")
+        return not all(self._record_file(world, stage).is_file() for stage in stages)
 
-    def evaluation(self, one: World, cell: str) -> pa.Table:
-        if (one.name, cell) not in self._evaluations:
-            files = self._evaluation_files(one, cell)
-            self._evaluations[one.name, cell] = pa.concat_tables(
+    def evaluation(self, world: World, cell: str) -> pa.Table:
+        """All responses of an evaluation."""
+        if (world.name, cell) not in self._evaluations:
+            files = self._evaluation_files(world, cell)
+            self._evaluations[world.name, cell] = pa.concat_tables(
                 [read_rollouts(path) for path in files]
             )
-        return self._evaluations[one.name, cell]
+        return self._evaluations[world.name, cell]
 
-    def _evaluation_files(self, one: World, cell: str) -> list[Path]:
-        return sorted((self.folder / one.folder / "data" / "evals" / cell).glob("*.parquet"))
+    def _evaluation_files(self, world: World, cell: str) -> list[Path]:
+        return sorted((self.folder / world.folder / "data" / "evals" / cell).glob("*.parquet"))
 
-    def _curve_file(self, one: World, name: str) -> Path:
-        return self.folder / one.folder / "reports" / "curves" / f"{name}.tsv"
+    def _curve_file(self, world: World, name: str) -> Path:
+        return self.folder / world.folder / "reports" / "curves" / f"{name}.tsv"
 
-    def rewards(self, one: World, name: str) -> tuple[Floats, Floats]:
+    def rewards(self, world: World, name: str) -> tuple[Floats, Floats]:
         """The mean training reward of each iteration of a round, and the variance that it has by
         the draw of problems and responses."""
-        means, variances = [], []
-        for path in sorted(
-            (self.folder / one.folder / "data" / "rollouts" / f"rl@{name}").glob("iter-*.parquet")
-        ):
-            groups = (
-                read_rollouts(path)
-                .group_by("task_id")
-                .aggregate([("reward", "mean")])["reward_mean"]
-                .to_numpy()
-            )
+        means = []
+        variances = []
+        folder = self.folder / world.folder / "data" / "rollouts" / f"rl@{name}"
+        for path in sorted(folder.glob("iter-*.parquet")):
+            table = read_rollouts(path).group_by("task_id").aggregate([("reward", "mean")])
+            groups = table["reward_mean"].to_numpy()
             means.append(groups.mean())
             variances.append(groups.var(ddof=1) / len(groups))
         return np.array(means), np.array(variances)
 
-    def curve(self, one: World, name: str) -> list[dict[str, Any]]:
+    def curve(self, world: World, name: str) -> list[dict[str, Any]]:
         """Rows of a cell's curve; none of a cell that failed."""
-        path = self._curve_file(one, name)
+        path = self._curve_file(world, name)
         return curve_rows(path.read_text(), str(path)) if path.is_file() else []
 
-    def _record_file(self, one: World, stage: str) -> Path:
-        return self.folder / one.folder / "reports" / "records" / f"{stage}.json"
+    def _record_file(self, world: World, stage: str) -> Path:
+        return self.folder / world.folder / "reports" / "records" / f"{stage}.json"
 
-    def trained(self, one: World, cell: str) -> str:
-        """The stage whose checkpoint an evaluation asks, or the round that a cell is."""
-        return (
-            str(one.params["evaluate"][cell]["checkpoint"])
-            if cell in one.params["evaluate"]
-            else cell.replace("-", "@", 1)
-        )
+    def training_stage(self, world: World, cell: str) -> str:
+        """The stage whose checkpoint an evaluation samples, or the round that a cell is."""
+        if cell in world.params["evaluate"]:
+            return str(world.params["evaluate"][cell]["checkpoint"])
+        return cell.replace("-", "@", 1)
 
-    def compute(self, one: World, cell: str) -> Tree:
+    def compute(self, world: World, cell: str) -> Tree:
         """What training a cell has cost: its own stage, without those it began from."""
-        budget: Tree = json.loads(self._record_file(one, self.trained(one, cell)).read_text())[
-            "budget"
-        ]
+        path = self._record_file(world, self.training_stage(world, cell))
+        budget: Tree = json.loads(path.read_text())["budget"]
         return budget
 
 
-def measured(row: Tree, metric: str) -> float:
+def metric_of(row: Tree, metric: str) -> float:
+    """A metric of one response."""
     if metric == "accuracy":
         return float(row["verdict"] == "correct")
-    return float(row["num_tokens"]) / max(row[COUNTED[metric]], 1)
+    return float(row["num_tokens"]) / max(row[FORWARD_COUNTS[metric]], 1)
 
 
 def roughness(rewards: Floats, noise: Floats) -> Values:
@@ -180,13 +177,14 @@ def roughness(rewards: Floats, noise: Floats) -> Values:
     What is left is how much the policy itself goes up and down (below zero where chance made the
     curve smoother than that).
     """
-    reach, found = WINDOW // 2, Values()
+    reach = WINDOW // 2
+    values = Values()
     for i in range(len(rewards)):
         near = slice(max(0, i - reach), i + reach + 1)
         count = len(rewards[near])
         expected = noise[i] * (1 - 2 / count) + noise[near].sum() / count**2
-        found[(str(i),)] = float((rewards[i] - rewards[near].mean()) ** 2 - expected)
-    return found
+        values[(str(i),)] = float((rewards[i] - rewards[near].mean()) ** 2 - expected)
+    return values
 
 
 def differences(sides: Sequence[Values], signs: Sequence[int]) -> Floats:
@@ -221,21 +219,22 @@ def compare(results: Results, test: Tree, rule: Rule) -> Comparison | None:
     """What a comparison measured. None where a cell is not part of the plan."""
     cells = [*test["plus"], *test["minus"]]
     signs = [1] * len(test["plus"]) + [-1] * len(test["minus"])
-    there = [one for one in results.worlds if all(is_there(one, cell, test) for cell in cells)]
+    there = [
+        world for world in results.worlds if all(is_there(world, cell, test) for cell in cells)
+    ]
     if not there:
         return None
-    failed = [
-        f"{one.family}-{one.seed}/{cell}"
-        for one in there
-        for cell in cells
-        if results.failed(one, cell, test)
-    ]
-    if failed:
-        failure = f"{', '.join(failed)} did not come to an end"
+    failures = []
+    for world in there:
+        for cell in cells:
+            if results.has_failed(world, cell, test):
+                failures.append(f"{world.family}-{world.seed}/{cell}")
+    if failures:
+        failure = f"{', '.join(failures)} did not come to an end"
         return Comparison(test=test, differences={}, interval=None, compute=None, failure=failure)
     by_seed = {
-        one.seed: differences([results.values(one, cell, test) for cell in cells], signs)
-        for one in there
+        world.seed: differences([results.values(world, cell, test) for cell in cells], signs)
+        for world in there
     }
     means = {seed: float(values.mean()) for seed, values in by_seed.items()}
     if len(by_seed) == 1:
@@ -297,18 +296,19 @@ def weigh_compute(verdict: Verdict, comparison: Comparison, rule: Rule) -> str:
     return f"the first side had {compute:.2f} times the compute" if with_more or with_less else ""
 
 
-def is_there(one: World, cell: str, test: Tree) -> bool:
-    return (
-        cell.removeprefix("rl-") in one.params["rl"]
-        if test["metric"] == "roughness"
-        else cell in one.params["evaluate"]
-    )
+def is_there(world: World, cell: str, test: Tree) -> bool:
+    """Whether a world has the cell that a test compares."""
+    if test["metric"] == "roughness":
+        return cell.removeprefix("rl-") in world.params["rl"]
+    return cell in world.params["evaluate"]
 
 
 def ratio(results: Results, there: Sequence[World], test: Tree) -> float | None:
     """Compute of the first cell of the one side over that of the first of the other, over all
     seeds. None if some was not counted."""
-    costs = [[results.compute(one, test[side][0]) for one in there] for side in ("plus", "minus")]
+    costs = [
+        [results.compute(world, test[side][0]) for world in there] for side in ("plus", "minus")
+    ]
     if not all(cost["complete"] for side in costs for cost in side):
         return None
     first, second = (sum(cost["flops"] for cost in side) for side in costs)
@@ -318,12 +318,14 @@ def ratio(results: Results, there: Sequence[World], test: Tree) -> float | None:
 def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
     """The verdicts, with everything they were made of, as reports/metrics/replication.json holds
     them."""
-    every, rule = worlds(table, plan, defaults), Rule(**table["rule"])
-    results = {
-        family: Results([one for one in every if one.family == family], folder)
-        for family in table["families"]
-    }
-    claims, rows = {}, []
+    all_worlds = worlds(table, plan, defaults)
+    rule = Rule(**table["rule"])
+    results = {}
+    for family in table["families"]:
+        of_family = [world for world in all_worlds if world.family == family]
+        results[family] = Results(worlds=of_family, folder=folder)
+    claims = {}
+    rows = []
     for name, claim in table["claims"].items():
         claims[name] = {
             **{key: claim[key] for key in ("says", "source", "refuted_if")},
@@ -335,7 +337,7 @@ def judge(plan: str, folder: Path, table: Tree, defaults: Tree) -> Tree:
         "rule": table["rule"],
         "claims": claims,
         "rows": rows,
-        "cells": records(every, folder),
+        "cells": records(all_worlds, folder),
     }
 
 
@@ -349,12 +351,12 @@ def compare_claim(claim: Tree, results: dict[str, Results], rule: Rule) -> Tree:
     return {
         "verdict": judge_claim(verdicts),
         "comparisons": [
-            described(each, len(tests), rule) for each in [*judged, *shown] if each is not None
+            describe(each, len(tests), rule) for each in [*judged, *shown] if each is not None
         ],
     }
 
 
-def described(comparison: Comparison, num_tests: int, rule: Rule) -> Tree:
+def describe(comparison: Comparison, num_tests: int, rule: Rule) -> Tree:
     """A comparison as replication.json holds it."""
     low, high = comparison.interval or (None, None)
     values = list(comparison.differences.values())
@@ -387,96 +389,93 @@ def seeds_needed(comparison: Comparison, num_tests: int, rule: Rule) -> int | No
 def claim_rows(name: str, claim: Tree, results: dict[str, Results], rule: Rule) -> list[Tree]:
     """Rows claim, cell, seed, metric, value, ci_low, ci_high, budget_forwards of every cell that a
     claim compares."""
-    rows, seen = [], set()
+    rows = []
+    keys = set()
     for test in [*claim["tests"], *claim["shown"]]:
         mode = test.get("remasking", "training")
-        for one in results[test["family"]].worlds:
+        for world in results[test["family"]].worlds:
             for cell in [*test["plus"], *test["minus"]]:
-                key = (one.name, cell, test["metric"], mode, *test.get("tasks", []))
-                if (
-                    key in seen
-                    or not is_there(one, cell, test)
-                    or results[test["family"]].failed(one, cell, test)
-                ):
+                key = (world.name, cell, test["metric"], mode, *test.get("tasks", []))
+                if key in keys or not is_there(world, cell, test):
                     continue
-                seen.add(key)
-                values = np.array(list(results[test["family"]].values(one, cell, test).values()))
+                of_family = results[test["family"]]
+                if of_family.has_failed(world, cell, test):
+                    continue
+                keys.add(key)
+                values = np.array(list(of_family.values(world, cell, test).values()))
                 low, high = problem_interval(values, rule)
-                forwards = results[test["family"]].compute(one, cell)["forwards"]
-                what = ", ".join([test["metric"], mode, *test.get("tasks", [])])
-                rows.append(
-                    {
-                        "claim": name,
-                        "cell": f"{one.family}/{cell}",
-                        "seed": one.seed,
-                        "metric": what,
-                        "value": float(values.mean()),
-                        "ci_low": low,
-                        "ci_high": high,
-                        "budget_forwards": forwards,
-                    }
-                )
+                row = {
+                    "claim": name,
+                    "cell": f"{world.family}/{cell}",
+                    "seed": world.seed,
+                    "metric": ", ".join([test["metric"], mode, *test.get("tasks", [])]),
+                    "value": float(values.mean()),
+                    "ci_low": low,
+                    "ci_high": high,
+                    "budget_forwards": of_family.compute(world, cell)["forwards"],
+                }
+                rows.append(row)
     return rows
 
 
-def records(every: Sequence[World], folder: Path) -> Tree:
+def records(all_worlds: Sequence[World], folder: Path) -> Tree:
     """Every cell's record, as the cell wrote it."""
-    found = {}
-    for one in every:
-        for path in sorted((folder / one.folder / "reports" / "records").glob("*.json")):
-            found[f"{one.family}-{one.seed}/{path.stem}"] = json.loads(path.read_text())
-    return found
+    cells = {}
+    for world in all_worlds:
+        for path in sorted((folder / world.folder / "reports" / "records").glob("*.json")):
+            cells[f"{world.family}-{world.seed}/{path.stem}"] = json.loads(path.read_text())
+    return cells
 
 
 def curves(plan: str, folder: Path, table: Tree, defaults: Tree) -> dict[str, list[Tree]]:
     """By claim, what its charts show: a title and lines of (x, mean over seeds, lowest,
     highest)."""
-    every = worlds(table, plan, defaults)
-    drawn: dict[str, list[Tree]] = {}
+    all_worlds = worlds(table, plan, defaults)
+    charts: dict[str, list[Tree]] = {}
     for name, claim in table["claims"].items():
-        drawn[name] = []
+        charts[name] = []
         for chart in claim["curves"]:
-            results = Results([one for one in every if one.family == chart["family"]], folder)
-            lines = {
-                cell: points for cell in chart["rounds"] if (points := line(results, cell, chart))
-            }
-            what = (
-                "training reward"
-                if chart.get("reward")
-                else f"held-out accuracy, {chart['remasking']}"
-            )
-            drawn[name].append(
+            of_family = [world for world in all_worlds if world.family == chart["family"]]
+            results = Results(worlds=of_family, folder=folder)
+            lines = {}
+            for cell in chart["rounds"]:
+                points = line(results, cell, chart)
+                if points:
+                    lines[cell] = points
+            what = f"held-out accuracy, {chart.get('remasking')}"
+            if chart.get("reward"):
+                what = "training reward"
+            charts[name].append(
                 {
                     "title": f"{chart['family']}: {what}",
                     "lines": lines,
                     "percent": not chart.get("reward"),
                 }
             )
-    return drawn
+    return charts
 
 
 def line(results: Results, cell: str, chart: Tree) -> list[tuple[float, float, float, float]]:
     """(iteration, mean over seeds, low, high) of a round's curve. The band is the range over seeds;
     of one seed, the curve's interval."""
-    found: dict[float, list[Tree]] = {}
-    for one in results.worlds:
-        if cell not in one.params["rl"]:
+    is_training = chart.get("reward")
+    by_iteration: dict[float, list[Tree]] = {}
+    for world in results.worlds:
+        if cell not in world.params["rl"]:
             continue
-        for row in results.curve(
-            one, f"rl@{cell}" if chart.get("reward") else f"rl@{cell}-held-out"
-        ):
-            if chart.get("reward") or row["remasking"] == chart["remasking"]:
-                found.setdefault(row["iteration"], []).append(row)
-    column = "reward" if chart.get("reward") else "accuracy"
+        name = f"rl@{cell}" if is_training else f"rl@{cell}-held-out"
+        for row in results.curve(world, name):
+            if is_training or row["remasking"] == chart["remasking"]:
+                by_iteration.setdefault(row["iteration"], []).append(row)
+    column = "reward" if is_training else "accuracy"
     points = []
-    for x, rows in sorted(found.items()):
+    for x, rows in sorted(by_iteration.items()):
         values = [row[column] for row in rows]
-        alone = len(rows) == 1
-        low, high = (
-            (rows[0].get("ci_low", values[0]), rows[0].get("ci_high", values[0]))
-            if alone
-            else (min(values), max(values))
-        )
+        low = min(values)
+        high = max(values)
+        if len(rows) == 1:
+            low = rows[0].get("ci_low", low)
+            high = rows[0].get("ci_high", high)
         points.append((float(x), float(np.mean(values)), low, high))
     return points
 
@@ -495,7 +494,7 @@ def main() -> None:
         page = render(
             verdicts,
             curves(plan, HERE, table, defaults),
-            [one.seed for one in worlds(table, plan, defaults)],
+            [world.seed for world in worlds(table, plan, defaults)],
         )
     except TracerlError as error:
         sys.exit(f"error: {error}")

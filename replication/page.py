@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from tracerl.reporting import pages
 from tracerl.reporting.charts import Series, line_chart, percent, plain
+from tracerl.reporting.pages import template
 
 Tree = dict[str, Any]
 
@@ -31,15 +29,7 @@ RULE = (
 
 def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) -> str:
     """HTML of what judge.py found."""
-    loader = FileSystemLoader([Path(__file__).parent, Path(pages.__file__).parent])
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.j2").render(
+    return template("page.html.j2", Path(__file__).parent).render(
         plan=verdicts["plan"],
         seeds=", ".join(map(str, sorted(set(seeds)))),
         num_cells=len(verdicts["cells"]),
@@ -48,9 +38,9 @@ def render(verdicts: Tree, curves: dict[str, list[Tree]], seeds: Sequence[int]) 
             {
                 "id": name,
                 **{key: claim[key] for key in ("says", "source", "refuted_if", "verdict")},
-                "comparisons": [_row(one) for one in claim["comparisons"]],
-                "charts": [_chart(one) for one in curves[name]],
-                "figures": _figures([row for row in verdicts["rows"] if row["claim"] == name]),
+                "comparisons": [_row(comparison) for comparison in claim["comparisons"]],
+                "charts": [_chart(chart) for chart in curves[name]],
+                "figures": _cell_metrics([row for row in verdicts["rows"] if row["claim"] == name]),
             }
             for name, claim in verdicts["claims"].items()
         ],
@@ -66,42 +56,49 @@ def verdict_table(claims: Sequence[Tree]) -> str:
     )
 
 
-def _row(one: Tree) -> Tree:
-    points = one["metric"] == "accuracy"
+def _row(comparison: Tree) -> Tree:
+    points = comparison["metric"] == "accuracy"
 
     def text(value: float) -> str:
         return f"{100 * value:+.1f}" if points else f"{value:+.2g}"
 
     unit = " points" if points else ""
-    known = one["difference"] is not None
-    bounds = f"[{text(one['ci_low'])}, {text(one['ci_high'])}]" if known else ""
-    equal = "equal" if one["budget"] == "equal" else "own"
+    known = comparison["difference"] is not None
+    bounds = f"[{text(comparison['ci_low'])}, {text(comparison['ci_high'])}]" if known else ""
+    equal = "equal" if comparison["budget"] == "equal" else "own"
     return {
-        "family": one["family"],
-        "compared": f"{' + '.join(one['plus'])} over {' + '.join(one['minus'])}",
+        "family": comparison["family"],
+        "compared": f"{' + '.join(comparison['plus'])} over {' + '.join(comparison['minus'])}",
         "measure": ", ".join(
             filter(
-                None, (one["metric"].replace("_", " "), one.get("remasking"), *one.get("tasks", []))
+                None,
+                (
+                    comparison["metric"].replace("_", " "),
+                    comparison.get("remasking"),
+                    *comparison.get("tasks", []),
+                ),
             )
         ),
-        "difference": f"{text(one['difference'])} {bounds}{unit}" if known else "",
-        "by_seed": ", ".join(map(text, one["by_seed"].values())),
-        "compute": f"{equal}, {one['compute']:.2f}"
-        if one["compute"] is not None
+        "difference": f"{text(comparison['difference'])} {bounds}{unit}" if known else "",
+        "by_seed": ", ".join(map(text, comparison["by_seed"].values())),
+        "compute": f"{equal}, {comparison['compute']:.2f}"
+        if comparison["compute"] is not None
         else f"{equal}, not counted",
-        "bounds": f"{text(one['above'])} / {text(one['refuted_below'])}" if "above" in one else "",
-        "seeds_needed": one["seeds_needed"] or "",
-        "verdict": one["verdict"],
-        "why": one["why"],
+        "bounds": f"{text(comparison['above'])} / {text(comparison['refuted_below'])}"
+        if "above" in comparison
+        else "",
+        "seeds_needed": comparison["seeds_needed"] or "",
+        "verdict": comparison["verdict"],
+        "why": comparison["why"],
     }
 
 
-def _figures(rows: Sequence[Tree]) -> list[Tree]:
+def _cell_metrics(rows: Sequence[Tree]) -> list[Tree]:
     """What each cell measured: the mean over seeds, the seeds' own values, and what they had for
     it."""
-    found: dict[tuple[str, str], list[Tree]] = {}
+    groups: dict[tuple[str, str], list[Tree]] = {}
     for row in rows:
-        found.setdefault((row["cell"], row["metric"]), []).append(row)
+        groups.setdefault((row["cell"], row["metric"]), []).append(row)
 
     def text(metric: str, value: float) -> str:
         return percent(value) if metric.startswith("accuracy") else f"{value:.3g}"
@@ -114,7 +111,7 @@ def _figures(rows: Sequence[Tree]) -> list[Tree]:
             "by_seed": ", ".join(text(metric, row["value"]) for row in of),
             "forwards": ", ".join(f"{row['budget_forwards']:,}" for row in of),
         }
-        for (cell, metric), of in found.items()
+        for (cell, metric), of in groups.items()
     ]
 
 

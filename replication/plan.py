@@ -1,16 +1,16 @@
 """What claims.yaml asks for, as params files and as DVC pipelines.
 
-    python -m replication.plan                 writes replication/dvc.yaml, and dvc.yaml and
-    params.yaml of every folder below runs/ python -m replication.plan --estimate      says what a
-    plan will take
+    python -m replication.plan               writes replication/dvc.yaml, and dvc.yaml and
+                                             params.yaml of every folder below runs/
+    python -m replication.plan --estimate    prints what each plan will take
 
 A *world* is one family trained with one seed in a folder of its own,
 replication/runs/<plan>/<family>-<seed>, laid out as the project's root is: the stages run there
 unchanged, started in it. Its params file is ../params.yaml with the family's changes, and
 the family's cells in place of the rounds. What code a stage depends on is read from the project's
-own dvc.yaml, so that the two cannot differ. Each world is a pipeline with a lock of its own, as DVC
-reads and writes a lock whole for every stage: in one lock of 225 stages that took as long as many a
-stage. replication/dvc.yaml judges them.
+own dvc.yaml, so that the two cannot differ. Each world is a pipeline with a lock of its own: DVC
+reads and writes the whole lock for every stage, and with 225 stages in one lock that took longer
+than many of the stages. replication/dvc.yaml judges them.
 """
 
 import argparse
@@ -55,15 +55,20 @@ HEAD = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class World:
-    """A family with a seed. grids: on which grid each round trains, by stage."""
+    """A family with a seed."""
 
     plan: str
+    """Name of the plan: "full" or "fast"."""
     family: str
+    """Name of the family in claims.yaml."""
     seed: int
+    """Random seed of all its stages."""
     params: Tree
+    """Its params.yaml as plain data."""
     grids: Mapping[str, str]
+    """Stage ("rl@tracerl") -> the grid it trains on: "sampler" or "response"."""
 
     @property
     def name(self) -> str:
@@ -76,6 +81,7 @@ class World:
 
 
 def read_table() -> Tree:
+    """claims.yaml as plain data."""
     table: Tree = yaml.safe_load((HERE / "claims.yaml").read_text())
     return table
 
@@ -91,14 +97,19 @@ def worlds(table: Tree, plan: str, defaults: Tree) -> list[World]:
     changes do not fit."""
     seeds = table["plans"][plan]["seeds"]
     return [
-        world(table, plan, family, seed, defaults) for seed in seeds for family in table["families"]
+        make_world(table, plan, family, seed, defaults)
+        for seed in seeds
+        for family in table["families"]
     ]
 
 
-def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> World:
-    about, size = table["families"][family], table["plans"][plan]
+def make_world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> World:
+    """One world of a plan. Raises ParamsError if a cell's changes do not fit."""
+    about = table["families"][family]
+    size = table["plans"][plan]
     ablations = size["ablations"] and seed == size["seeds"][0]
-    params, grids = copy.deepcopy(defaults), {}
+    params = copy.deepcopy(defaults)
+    grids: dict[str, str] = {}
     change(params, {**about["changes"], **size["changes"], "seed": seed})
     rounds: dict[str, dict[str, Tree]] = {"sft": {}, "rl": {}}
     evaluations: dict[str, Tree] = {}
@@ -110,21 +121,21 @@ def world(table: Tree, plan: str, family: str, seed: int, defaults: Tree) -> Wor
             cells[name] = settings
             grids[f"{kind}@{name}"] = cell.get("grid", "sampler")
             for suffix, spec in cell.get("evaluations", {"": about["evaluation"]}).items():
-                one = copy.deepcopy(params["evaluate"][spec["like"]])
-                change(one, {**spec["changes"], "checkpoint": f"{kind}@{name}"})
-                evaluations["-".join(filter(None, (kind, name, suffix)))] = one
+                evaluation = copy.deepcopy(params["evaluate"][spec["like"]])
+                change(evaluation, {**spec["changes"], "checkpoint": f"{kind}@{name}"})
+                evaluations["-".join(filter(None, (kind, name, suffix)))] = evaluation
     for kind, cells in rounds.items():
         for name in [name for name in cells if about[kind][name].get("one_seed") and not ablations]:
             del cells[name]
             evaluations = {
-                key: one
-                for key, one in evaluations.items()
-                if one["checkpoint"] != f"{kind}@{name}"
+                key: evaluation
+                for key, evaluation in evaluations.items()
+                if evaluation["checkpoint"] != f"{kind}@{name}"
             }
     params |= {**rounds, "evaluate": evaluations}
     _shrink(params, size)
     parse_params(params, where=f"replication/claims.yaml: {plan}, {family}, seed {seed}")
-    return World(plan, family, seed, params, grids)
+    return World(plan=plan, family=family, seed=seed, params=params, grids=grids)
 
 
 def change(tree: Tree, changes: Mapping[str, Any]) -> None:
@@ -143,8 +154,8 @@ def _shrink(params: Tree, size: Tree) -> None:
     equal."""
     for training in (params["base"]["train"], *params["sft"].values()):
         training["num_steps"] = max(1, round(training["num_steps"] * size["steps"]))
-    for one in params["rl"].values():
-        for part in (one, one["held_out"], *(one.get("phases") or [])):
+    for settings in params["rl"].values():
+        for part in (settings, settings["held_out"], *(settings.get("phases") or [])):
             for key in {"iterations", "every"} & set(part):
                 part[key] = max(1, round(part[key] * size["iterations"]))
 
@@ -153,13 +164,18 @@ def write(folder: Path = HERE) -> None:
     """Params and pipeline of every world, and the pipeline that judges them."""
     table, defaults = read_table(), default_params()
     for plan in table["plans"]:
-        for one in worlds(table, plan, defaults):
-            _write(folder / one.folder / "params.yaml", yaml.safe_dump(one.params, sort_keys=False))
+        for world in worlds(table, plan, defaults):
             _write(
-                folder / one.folder / "dvc.yaml",
-                HEAD + yaml.safe_dump(pipeline(one), sort_keys=False, width=140),
+                folder / world.folder / "params.yaml", yaml.safe_dump(world.params, sort_keys=False)
             )
-    _write(folder / "dvc.yaml", HEAD + yaml.safe_dump(judging(table), sort_keys=False, width=140))
+            _write(
+                folder / world.folder / "dvc.yaml",
+                HEAD + yaml.safe_dump(pipeline(world), sort_keys=False, width=140),
+            )
+    _write(
+        folder / "dvc.yaml",
+        HEAD + yaml.safe_dump(judge_pipeline(table), sort_keys=False, width=140),
+    )
 
 
 def _write(path: Path, text: str) -> None:
@@ -168,7 +184,7 @@ def _write(path: Path, text: str) -> None:
         write_text(path, text)
 
 
-def pipeline(one: World) -> Tree:
+def pipeline(world: World) -> Tree:
     """dvc.yaml of a world: its code and params, and a stage for each kind over its cells."""
     stages = _project_stages()
     entries: Tree = {}
@@ -185,7 +201,7 @@ def pipeline(one: World) -> Tree:
     for kind in KINDS:
         if kind in ROUNDS:
             entry = _cell_stage(kind, "${key}", "${item.grid}")
-            entries[kind] = {"foreach": cells(one, kind), "do": entry}
+            entries[kind] = {"foreach": cells(world, kind), "do": entry}
         else:
             entries[kind] = _cell_stage(kind, "-", "sampler")
     return {"stages": entries}
@@ -208,15 +224,15 @@ def _cell_stage(kind: str, name: str, grid: str) -> Tree:
     }
 
 
-def cells(one: World, kind: str) -> Tree:
+def cells(world: World, kind: str) -> Tree:
     """What the stages of a kind go over: name of the cell -> what it needs, and on which grid it
     trains."""
     return {
         name: {
-            "grid": one.grids.get(f"{kind}@{name}", "sampler"),
+            "grid": world.grids.get(f"{kind}@{name}", "sampler"),
             **{key: section[key] for key in ("init", "checkpoint", "data") if key in section},
         }
-        for name, section in one.params[kind].items()
+        for name, section in world.params[kind].items()
     }
 
 
@@ -255,13 +271,11 @@ OUTPUTS = {
 }
 
 
-def judging(table: Tree) -> Tree:
+def judge_pipeline(table: Tree) -> Tree:
     """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
-    own = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
-    parts, files = (
-        ("data/evals", "data/rollouts", "reports/records", "reports/curves"),
-        ("replication.html", "replication.json"),
-    )
+    own_code = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
+    parts = ("data/evals", "data/rollouts", "reports/records", "reports/curves")
+    files = ("replication.html", "replication.json")
     entries = {}
     for plan, size in table["plans"].items():
         folders = [
@@ -271,7 +285,7 @@ def judging(table: Tree) -> Tree:
             "cmd": f"cd .. && python -m replication.judge {plan}",
             "deps": [
                 *(f"{folder}/{part}" for folder in folders for part in parts),
-                *own,
+                *own_code,
                 *JUDGE_CODE,
             ],
             "outs": [{f"verdicts/{plan}/{file}": {"cache": False}} for file in files],
@@ -279,19 +293,18 @@ def judging(table: Tree) -> Tree:
     return {"stages": entries}
 
 
-def rounds_of(one: World) -> list[tuple[str, str]]:
+def rounds_of(world: World) -> list[tuple[str, str]]:
     """Kind and name of a world's rounds and evaluations."""
-    return [(kind, name) for kind in KINDS[3:] for name in one.params[kind]]
+    return [(kind, name) for kind in KINDS[3:] for name in world.params[kind]]
 
 
-def estimated_seconds(table: Tree, one: World) -> float:
-    """Of one quiet core, from the rates of the family and the plan's share of them."""
-    rates, start, speed = (
-        table["families"][one.family]["seconds"],
-        table["start_seconds"],
-        table["plans"][one.plan]["seconds"],
-    )
-    params: Params = parse_params(one.params, where=one.name)
+def estimate_seconds(table: Tree, world: World) -> float:
+    """Seconds that a world takes on one quiet core, from the rates of its family and the plan's
+    share of them."""
+    rates = table["families"][world.family]["seconds"]
+    start = table["start_seconds"]
+    speed = table["plans"][world.plan]["seconds"]
+    params: Params = parse_params(world.params, where=world.name)
     total = rates["base_step"] * params.base.train.num_steps
     total += sum(
         rates["sft_step"][settings.objective.kind] * settings.num_steps
@@ -306,25 +319,26 @@ def estimated_seconds(table: Tree, one: World) -> float:
         )
         held_out = settings.held_out
         samples = sum(mode.samples(held_out.num_samples) for mode in held_out.modes.values())
-        asked = held_out.num_problems * len(settings.tasks) * samples
-        responses += asked * (1 + -(-settings.iterations // settings.held_out.every))
+        per_measurement = held_out.num_problems * len(settings.tasks) * samples
+        responses += per_measurement * (1 + -(-settings.iterations // settings.held_out.every))
     for evaluation in params.evaluate.values():
         common = params.evaluation
         for task_set in evaluation.tasks:
             samples = sum(common.samples_of(task_set, mode) for mode in common.modes)
             responses += common.num_problems * samples
-    return start * (3 + len(rounds_of(one))) + speed * (total + rates["response"] * responses)
+    return start * (3 + len(rounds_of(world))) + speed * (total + rates["response"] * responses)
 
 
 def estimate(plan: str, lanes: int) -> Iterator[str]:
     """What a plan will take, world by world."""
     table = read_table()
-    every = worlds(table, plan, default_params())
-    seconds = {one.name: estimated_seconds(table, one) for one in every}
-    for one in every:
-        count = 3 + len(rounds_of(one))
-        yield f"{one.name:16} {count:4} stages {seconds[one.name] / 60:7.0f} minutes of one core"
-    total, count = sum(seconds.values()), sum(3 + len(rounds_of(one)) for one in every)
+    all_worlds = worlds(table, plan, default_params())
+    seconds = {world.name: estimate_seconds(table, world) for world in all_worlds}
+    for world in all_worlds:
+        count = 3 + len(rounds_of(world))
+        minutes = seconds[world.name] / 60
+        yield f"{world.name:16} {count:4} stages {minutes:7.0f} minutes of one core"
+    total, count = sum(seconds.values()), sum(3 + len(rounds_of(world)) for world in all_worlds)
     hours = max(total / lanes, *seconds.values()) / 3600
     yield (
         f"{plan:16} {count:4} stages {total / 60:7.0f} minutes of one core, "

@@ -2,7 +2,7 @@
 its pages into reports/.
 
     python -m replication.run            all claims on three seeds; some hours on two cores
-    python -m replication.run --fast     one seed, smaller and shorter: a look in minutes
+    python -m replication.run --fast     one seed, smaller and shorter; some minutes
 
 Each world (a family with a seed) is a pipeline with one `dvc repro` of its own; DVC decides what is
 fresh, so that a second run does nothing. The first Ctrl-C lets every running stage save the unit of
@@ -58,7 +58,7 @@ def main() -> None:
         say("judge", started),
     ):
         sys.exit(f"failed: the judging; see {HERE / 'runs' / plan / 'judge.log'}")
-    for path in published(plan):
+    for path in publish(plan):
         print(path.relative_to(ROOT))
     verdicts = json.loads((HERE / "verdicts" / plan / "replication.json").read_text())["claims"]
     print(verdict_table([verdicts[name] for name in plans.read_table()["claims"]]))
@@ -73,12 +73,12 @@ def main() -> None:
 def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
     """Runs every world, the longest first; the names of those that failed."""
     table, defaults = plans.read_table(), plans.default_params()
-    every = sorted(
-        plans.worlds(table, plan, defaults), key=lambda one: -plans.estimated_seconds(table, one)
+    all_worlds = sorted(
+        plans.worlds(table, plan, defaults), key=lambda world: -plans.estimate_seconds(table, world)
     )
     failed = []
     with ThreadPoolExecutor(lanes) as pool:
-        futures = {pool.submit(run_world, one, started): one for one in every}
+        futures = {pool.submit(run_world, world, started): world for world in all_worlds}
         try:
             for future in as_completed(futures):
                 if future.result():
@@ -90,10 +90,11 @@ def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
     return failed
 
 
-def run_world(one: World, started: float) -> int:
-    """Exit status. A cell that fails stops what needs it and nothing else."""
-    folder = HERE / one.folder
-    show = say(one.name, started)
+def run_world(world: World, started: float) -> int:
+    """Exit status of a world's `dvc repro`. A cell that fails stops what needs it and nothing
+    else."""
+    folder = HERE / world.folder
+    show = say(world.name, started)
     with safe_lock(folder, show):
         return run(["repro", "--keep-going"], folder, folder / "logs" / "dvc.log", show)
 
@@ -124,9 +125,9 @@ def say(name: str, started: float) -> Callable[[str], None]:
     return show
 
 
-def published(plan: str) -> list[Path]:
-    """Copies a plan's verdicts to where the project's reports are; a look must not replace the full
-    run's."""
+def publish(plan: str) -> list[Path]:
+    """Copies a plan's verdicts to where the project's reports are. Those of `fast` do not replace
+    those of `full`."""
     suffix = "" if plan == "full" else f"-{plan}"
     source = HERE / "verdicts" / plan
     pairs = {

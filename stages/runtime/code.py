@@ -104,7 +104,7 @@ def _module_files(name: str, source: Path) -> list[Path]:
 def _imports(tree: ast.AST) -> Iterator[str]:
     """Names that a module imports anywhere, but for types only. `from a import b` may mean the
     module a.b."""
-    for node in _executed(tree):
+    for node in _runtime_nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
@@ -114,15 +114,15 @@ def _imports(tree: ast.AST) -> Iterator[str]:
                 yield f"{node.module}.{alias.name}"
 
 
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
+def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """A syntax tree without the bodies of `if TYPE_CHECKING`."""
     yield node
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             for other in child.orelse:
-                yield from _executed(other)
+                yield from _runtime_nodes(other)
         else:
-            yield from _executed(child)
+            yield from _runtime_nodes(child)
 
 
 def _resources(tree: ast.AST, file: Path) -> list[Path]:

@@ -5,11 +5,16 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+_HERE = Path(__file__).parent
 
-def template(name: str) -> Template:
-    """A template that escapes what it is given and fails on what it is not given."""
+
+def template(name: str, folder: Path = _HERE) -> Template:
+    """A template that escapes what it is given and fails on what it is not given.
+
+    folder: where it lies; it may include the style sheets beside this module.
+    """
     return Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([folder, _HERE]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
