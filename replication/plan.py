@@ -273,7 +273,15 @@ OUTPUTS = {
 
 def judge_pipeline(table: Tree) -> Tree:
     """replication/dvc.yaml: the stages that read a plan's cells and write its verdicts."""
-    own_code = ("__init__.py", "claims.yaml", "judge.py", "page.html.j2", "page.py", "plan.py")
+    own_code = (
+        "__init__.py",
+        "claims.yaml",
+        "judge.py",
+        "page.html.j2",
+        "page.py",
+        "plan.py",
+        "rule.py",
+    )
     parts = ("data/evals", "data/rollouts", "reports/records", "reports/curves")
     files = ("replication.html", "replication.json")
     entries = {}
