@@ -14,7 +14,7 @@ from tracerl import distributed
 from tracerl.disk import write_json
 from tracerl.models.checkpoint import policy_hash
 from tracerl.store.parquet import seal
-from tracerl.training.policy_update import longest_rl_row
+from tracerl.training.policy_update import check_rows, longest_rl_row
 from tracerl.training.rl import (
     ROLLOUTS,
     held_out_sets,
@@ -39,7 +39,8 @@ def main(name: str) -> None:
     models = load_models(start, params.compute, settings, params.seed, stage)
     measure(stage, *models.transformers)
     pools = load_pools(files, models.tokenizer, settings, stage)
-    for phase in (settings, *settings.phase_rounds):
+    for phase in settings.phase_rounds:
+        check_rows(phase, models.policy.family, stage)
         longest = longest_rl_row(phase, models.policy.family)
         warn_of_long_rows(stage, longest, phase.micro_batch_tokens)
     context = RunContext(

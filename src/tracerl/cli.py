@@ -481,7 +481,7 @@ def doctor(
 
     Forwards and TFLOP are upper bounds, everything being as large as its limits allow; "measured"
     is what the last run of a stage took (its memory is the whole process's). Exits with status 1 if
-    a stage needs more memory than there is.
+    a stage needs more memory than there is, or will be refused.
 
     With --rehearse, the stages run instead, each on one task, on a model of the checkpoint's shape
     with random weights and with a tokenizer made on the spot; exits with status 1 if a stage is
@@ -520,7 +520,7 @@ def doctor(
 def _show_needs(params: "Params", root: Path, config: Path | None) -> None:
     """What each stage needs, beside what its last run took."""
     from tracerl.models.checkpoint import device_of
-    from tracerl.reporting.doctor import measured, memory_limit, needs, readable
+    from tracerl.reporting.doctor import measured, memory_limit, needs, readable, refusals
 
     device = device_of(params.compute)
     limit = memory_limit(params.compute)
@@ -546,7 +546,10 @@ def _show_needs(params: "Params", root: Path, config: Path | None) -> None:
         f"{device} has {readable(limit)}: "
         + (f"too little for {', '.join(short)}" if short else "enough for every stage.")
     )
-    if short:
+    errors = refusals(params, root, config)
+    for stage, error in errors.items():
+        _say(f"{stage} will be refused: {error}")
+    if short or errors:
         raise typer.Exit(1)
 
 

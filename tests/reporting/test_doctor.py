@@ -15,7 +15,7 @@ from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture
 from tracerl.models.value import ValueModel
-from tracerl.reporting.doctor import Need, judges, machine, needs
+from tracerl.reporting.doctor import Need, judges, machine, needs, refusals
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params, parse_params
 
@@ -79,7 +79,8 @@ def test_a_row_that_is_longer_than_a_micro_batch_counts():
 
     assert passes(1) == passes(40 + 24 + 28)
     assert passes(1) < passes(40 + 24 + 29)
-    assert passes(1, reduction="response") == passes(40 + 24 + 4 * 28, reduction="response")
+    whole = {"reduction": "response", "ratio": "sequence"}
+    assert passes(1, **whole) == passes(40 + 24 + 4 * 28, **whole)
 
 
 def test_adapters_need_state_for_themselves_only():
@@ -262,3 +263,20 @@ def test_layers_that_are_computed_again_keep_their_inputs_only():
     of_layer = 6 * 32 + 2 * (2 * 2 + 2 * 1) * 16 + 4 * 64
     tokens = data["sft"]["short"]["micro_batch_tokens"]
     assert plain - found == tokens * 4 * (2 * of_layer - (2 * 32 + of_layer))
+
+
+def test_stages_that_will_be_refused_are_named():
+    data = tiny_params()
+    assert refusals(parse_params(data, ""), HERE) == {}
+    data["rl"]["short"].update(ratio="sequence", reduction="response", micro_batch_tokens=8)
+    found = refusals(parse_params(data, ""), HERE)
+    assert list(found) == ["rl@short"]
+    assert "in one pass" in found["rl@short"]
+    data["compute"] = {**data["compute"], "dtype": "float16"}
+    found = refusals(parse_params(data, ""), HERE)
+    assert set(found) == {
+        "base",
+        *(f"sft@{name}" for name in data["sft"]),
+        *(f"rl@{name}" for name in data["rl"]),
+    }
+    assert all("float16 cannot be trained" in error for error in found.values())

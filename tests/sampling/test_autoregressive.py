@@ -160,6 +160,35 @@ def test_baselines_answer_tasks_as_every_model_does(directory):
         respond(model, tokenizer, [task], 1, tiny_sampler(guidance=1.0), context)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_without_a_token_are_never_drawn(directory, temperature):
+    """A model with logits for twice as many ids as there are tokens, those beyond the likeliest."""
+    model, tokenizer = load_baseline(directory, CPU)
+    size = tokenizer.vocab_size
+    model.resize_token_embeddings(2 * size, mean_resizing=False)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight[size:] = 3 * head.weight[:size]
+    settings = tiny_sampler(temperature=temperature, max_new_tokens=12)
+    free = sample_autoregressive(model, (), requests([3, 5, 7]), settings)
+    assert max(int(t.response_ids.max()) for t in free) >= size
+    task = Task(
+        task_id="sums/1",
+        task_set="sums",
+        kind="text",
+        split="test",
+        difficulty=1,
+        prompt="1+2=",
+        answer="3",
+        solution="",
+    )
+    context = SampleContext(stage="x", iteration=0, policy_hash="", seed=1, truncated_is_wrong=True)
+    rollouts = respond(model, tokenizer, [task], 4, settings, context)
+    ids = np.concatenate([rollout.trajectory.response_ids for rollout in rollouts])
+    assert ids.max() < size
+    assert all(np.isfinite(rollout.trajectory.logprobs).all() for rollout in rollouts)
+
+
 def test_an_imported_baseline_is_the_same_without_its_code(directory, tmp_path):
     copy_baseline(directory, tmp_path / "copy")
     assert not list((tmp_path / "copy").glob("*.py"))

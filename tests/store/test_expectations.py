@@ -19,7 +19,7 @@ from tracerl.store.expectations import (
     group_metrics,
 )
 from tracerl.store.parquet import seal, write_parquet
-from tracerl.store.rules import RULES, SET_RULES
+from tracerl.store.rules import RULES, SET_RULES, SET_WARNINGS
 from tracerl.store.schema import DATASETS, SCHEMAS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -71,6 +71,7 @@ def test_sound_data_pass_and_every_expectation_has_words(dataset, tmp_path):
         FILES_RULE,
         *(rule.name for rule in RULES[DATASETS[dataset].table]),
         *SET_RULES[dataset],
+        *SET_WARNINGS[dataset],
     }
     figures = {"drift"} if dataset == "tasks" else {"pass_rate", "truncation", "undecided", "drift"}
     assert {outcome.name for outcome in outcomes} == {"columns", "rows", *rules, *figures}
@@ -123,6 +124,42 @@ def test_great_expectations_fails_every_rule_between_responses(dataset, tmp_path
         )
     )
     assert found["splits_are_kept"].count == len(rows_of(dataset))
+
+
+def held_out_rows(correct):
+    """Four held-out problems asked once at each iteration. correct: iteration -> how many of them
+    are answered correctly."""
+    rows = []
+    for iteration, number in correct.items():
+        for i in range(4):
+            verdict = "correct" if i < number else "wrong"
+            row = {**rows_of("rollouts")[0], "stage": "rl@short/held-out-static"}
+            paid = float(verdict == "correct")
+            row |= {"iteration": iteration, "task_id": f"mixed/{i}", "verdict": verdict}
+            row |= {"reward": paid, "reward_parts": {"correct": paid}, "sample_index": 0}
+            rows.append({**row, "rollout_id": f"{iteration}/{i}"})
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("correct", "declines"),
+    [
+        ({0: 3, 5: 4, 10: 1}, True),  # 0.75 with a half-width of 0.42, then 0.25
+        ({0: 3, 5: 0, 10: 2}, False),
+        ({0: 4, 10: 3}, True),  # all correct: an interval without width
+        ({0: 1, 10: 4}, False),
+        ({0: 2}, False),
+    ],
+)
+def test_a_round_that_ends_below_its_start_is_warned_of(correct, declines, tmp_path):
+    evidence = collect_evidence(
+        write(tmp_path, "rollouts", held_out_rows(correct)), "rollouts", VOCAB_SIZE, {}
+    )
+    found = evidence.violations["rounds_end_no_lower"]
+    assert found.first == (["rl@short/held-out-static"] if declines else [])
+    outcomes = {one.name: one for one in check_expectations(evidence, BOUNDS)}
+    outcome = outcomes["rounds_end_no_lower"]
+    assert (outcome.success, outcome.severity) == (not declines, "warning")
 
 
 def test_great_expectations_fails_every_rule_between_tasks(tmp_path):

@@ -27,6 +27,7 @@ from tests.rounds import (
 )
 from tests.tiny import MASK_ID, sharp_model, tiny_architecture
 from tests.trajectories import responses
+from tracerl.errors import ParamsError
 from tracerl.models.families import FAMILIES
 from tracerl.models.policy import Policy, new_model
 from tracerl.models.tokenizer import character_tokenizer
@@ -41,6 +42,7 @@ from tracerl.training.critic import Critic, ValueTargets
 from tracerl.training.policy_update import (
     MicroBatch,
     PolicyUpdate,
+    check_rows,
     longest_rl_row,
     splits_views,
 )
@@ -343,15 +345,20 @@ def test_a_round_that_ends_below_the_interval_of_its_start_says_so_for_each_mode
 # Long rows
 
 
+@pytest.mark.parametrize("reduction", ["step", "response", "token", "fixed"])
 @pytest.mark.parametrize("family", ["sdar", "dream"])
-def test_a_response_longer_than_the_limit_is_split_over_passes_with_an_equal_gradient(family):
+def test_a_response_longer_than_the_limit_is_split_over_passes_with_an_equal_gradient(
+    family, reduction
+):
     """One response; its longest pass then holds a clean copy and one view. The loss, its gradient
     and the old log-probabilities are those of one pass."""
     trajectory = responses(family)[1]
     results = []
     for tokens in (10_000, 1):
         model = sharp_model(family, torch.float64)
-        settings = round_of("tracerl", train_block_size=4, micro_batch_tokens=tokens)
+        settings = round_of(
+            "tracerl", train_block_size=4, micro_batch_tokens=tokens, reduction=reduction
+        )
         update = update_on(model, settings, sharp_model(family, torch.float64, seed=3))
         parts = update.prepare(batch_of([trajectory], [0.5]), 1, 0)
         losses = [update.loss(part) for part in parts]
@@ -373,7 +380,7 @@ def test_a_response_longer_than_the_limit_is_split_over_passes_with_an_equal_gra
 def test_views_whose_likelihoods_are_joined_stay_together():
     settings = [
         (round_of("tracerl", train_block_size=4), True),
-        (round_of("tracerl", train_block_size=4, reduction="response"), False),
+        (round_of("tracerl", train_block_size=4, reduction="response"), True),
         (
             round_of("tracerl", train_block_size=4, ratio="sequence", reduction="response"),
             False,
@@ -386,6 +393,18 @@ def test_views_whose_likelihoods_are_joined_stay_together():
         assert splits_views(round_) == splits
         whole, longest = (
             longest_rl_row(r, FAMILIES["sdar"])
-            for r in (round_.model_copy(update={"reduction": "response"}), round_)
+            for r in (round_.model_copy(update={"ratio": "sequence"}), round_)
         )
         assert longest == whole or splits
+
+
+def test_views_that_cannot_be_split_and_are_longer_than_a_micro_batch_are_refused():
+    """Ratio `sequence`: a clean copy and all views are one row."""
+    whole = round_of("tracerl", train_block_size=4, ratio="sequence", reduction="response")
+    longest = longest_rl_row(whole, FAMILIES["sdar"])
+    fits = whole.model_copy(update={"micro_batch_tokens": longest})
+    check_rows(fits, FAMILIES["sdar"], "rl@x")
+    short = whole.model_copy(update={"micro_batch_tokens": longest - 1})
+    with pytest.raises(ParamsError, match=rf"rl@x: micro_batch_tokens(?s:.*)at least {longest:,}"):
+        check_rows(short, FAMILIES["sdar"], "rl@x")
+    check_rows(short.model_copy(update={"ratio": "token"}), FAMILIES["sdar"], "rl@x")

@@ -8,16 +8,16 @@ weights are safetensors, and complete.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 
-from tracerl.errors import CheckpointError
+from tracerl.errors import CheckpointError, NonFiniteError
 from tracerl.models.checkpoint import device_of, load_checkpoint
 from tracerl.models.directory import has_file, safe_path
 from tracerl.models.families import AUTOREGRESSIVE
-from tracerl.models.finite import first_nonfinite_weight
+from tracerl.models.finite import first_nonfinite_weight, weights_error
 from tracerl.models.policy import Policy
 from tracerl.models.published_config import is_autoregressive, read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
@@ -127,6 +127,36 @@ def pad_left(
         ids,
         seen,
         (torch.arange(width, device=device) - (width - lengths).unsqueeze(1)).clamp(min=0),
+    )
+
+
+def next_logits(
+    model: "PreTrainedModel", forbidden: torch.Tensor, where: str, **inputs: Any
+) -> torch.Tensor:
+    """Logits of the token after each row, [rows, vocab], minus infinity at forbidden ids.
+
+    forbidden: int64 [n], `forbidden_ids` of the baseline. where: names the pass in an error.
+    inputs: of transformers' forward. Raises NonFiniteError naming the first row whose logits are
+    not finite.
+    """
+    logits: torch.Tensor = model(**inputs, logits_to_keep=1).logits[:, -1]
+    is_finite = logits.isfinite().all(-1)
+    if not bool(is_finite.all()):
+        row = int((~is_finite).nonzero()[0])
+        raise _nonfinite_error(model, f"{where}, row {row} of the batch")
+    return logits.index_fill(-1, forbidden, float("-inf")) if len(forbidden) else logits
+
+
+def _nonfinite_error(model: "PreTrainedModel", where: str) -> NonFiniteError:
+    weight = first_nonfinite_weight(model)
+    if weight is not None:
+        return weights_error(weight, where)
+    return NonFiniteError(
+        "the model's logits are not finite",
+        where=where,
+        got=f"{model.dtype}; all weights are finite",
+        wanted="finite numbers",
+        do="set compute.dtype to bfloat16 or float32 if it is float16",
     )
 
 

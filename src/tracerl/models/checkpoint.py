@@ -182,17 +182,17 @@ def build(spec: Spec, device: torch.device, dtype: torch.dtype) -> Policy:
             setattr(module, name, nn.Parameter(empty))
     policy.published_config = spec.published_config
     policy.tie()
-    policy.lm_head.forbid(forbidden_ids(spec.architecture, spec.tokenizer))
+    policy.lm_head.forbid(forbidden_ids(spec.architecture.vocab_size, spec.tokenizer))
     fill_parameters(_target_of(policy), spec.directory)
     return policy
 
 
-def forbidden_ids(architecture: Architecture, tokenizer: Tokenizer) -> list[int]:
-    """Ids that must not be predicted: the mask, and those that decode to nothing because the
-    embeddings are larger than the vocabulary."""
+def forbidden_ids(vocab_size: int, tokenizer: Tokenizer) -> list[int]:
+    """Ids that must not be predicted: the mask, and those that decode to nothing because the model
+    has logits for more ids than there are tokens. vocab_size: of the model."""
     tokens = set(tokenizer.file.get_vocab().values())
-    tokens.discard(architecture.mask_id)
-    return [i for i in range(architecture.vocab_size) if i not in tokens]
+    tokens.discard(tokenizer.mask_id)
+    return [i for i in range(vocab_size) if i not in tokens]
 
 
 def attach(policy: Policy, spec: Spec) -> None:

@@ -4,6 +4,7 @@ A unit is a scored token of a view, a token with all its views, or a whole respo
 (`unit` of the method's record in settings/methods.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -110,11 +111,20 @@ def num_units(method: Method, plan: Plan, trajectory: Trajectory) -> float:
     return float(trajectory.num_tokens)
 
 
-def unit_weights(reduction: str, units: Units, divisor: float) -> torch.Tensor:
-    """Weight of each unit in the loss, float32 [U]. divisor: `losses.denominator`."""
+def unit_weights(
+    reduction: str, units: Units, divisor: float, totals: Sequence[float] | None = None
+) -> torch.Tensor:
+    """Weight of each unit in the loss, float32 [U].
+
+    divisor: `losses.denominator`. totals: summed weight of each response's units, where some of
+    them are elsewhere (a response that is split over passes); None where all are here.
+    """
     if reduction == "response":
-        num_responses = int(units.source.max()) + 1 if len(units.source) else 0
-        total = torch.zeros(num_responses).index_add(0, units.source, units.weight)
+        if totals is None:
+            num_responses = int(units.source.max()) + 1 if len(units.source) else 0
+            total = torch.zeros(num_responses).index_add(0, units.source, units.weight)
+        else:
+            total = torch.tensor(totals, dtype=torch.float32)
         return units.weight / (total[units.source] * divisor)
     weights = token_weights(reduction, units.group, divisor) * units.weight
     return weights * units.size if reduction in ("token", "fixed") else weights

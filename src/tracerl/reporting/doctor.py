@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from tracerl.errors import ParamsError
 from tracerl.models.attention import flash_installed
 from tracerl.models.cost import training_state_bytes
 from tracerl.models.directory import read_json
@@ -49,8 +50,9 @@ from tracerl.settings.rewards import Judge, ModelJudge, ServerJudge, StepsJudge
 from tracerl.settings.rounds import RlRound
 from tracerl.settings.sampling import Sampler
 from tracerl.settings.training import Training
-from tracerl.training.policy_update import longest_rl_row
+from tracerl.training.policy_update import check_rows, longest_rl_row
 from tracerl.training.sft import longest_sft_row
+from tracerl.training.trainer import check_trainable
 
 _PACKAGES = (
     "tracerl",
@@ -177,6 +179,25 @@ def needs(params: Params, root: Path, config: Path | None = None) -> list[Need]:
     instead of base.path's. Raises CheckpointError if base.path is no checkpoint directory.
     """
     return list(stage_needs(params, root, *shape_of(params, root, config)))
+
+
+def refusals(params: Params, root: Path, config: Path | None = None) -> dict[str, str]:
+    """Training stages that will end with an error before their first step, whatever the data, with
+    the error. root, config: as of `needs`."""
+    arch, dtype = shape_of(params, root, config)
+    stages = [f"sft@{name}" for name in params.sft] + [f"rl@{name}" for name in params.rl]
+    if params.base.path is None:
+        stages.insert(0, "base")
+    errors = {}
+    for stage in stages:
+        try:
+            check_trainable(dtype)
+            kind, _, name = stage.partition("@")
+            for phase in params.rl[name].phase_rounds if kind == "rl" else []:
+                check_rows(phase, FAMILIES[arch.family], stage)
+        except ParamsError as error:
+            errors[stage] = str(error)
+    return errors
 
 
 def measured(root: Path) -> dict[str, dict[str, int]]:

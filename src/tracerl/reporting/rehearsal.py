@@ -33,7 +33,6 @@ from tracerl.models.cost import peak_memory, reset_peak_memory
 from tracerl.models.policy import Policy, new_model, shape_architecture
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture
-from tracerl.models.value import save_value_model
 from tracerl.reporting.doctor import Need, memory_limit, readable, shape_of, stage_needs
 from tracerl.reporting.rehearsal_inputs import (
     Reductions,
@@ -50,6 +49,7 @@ from tracerl.settings.params import Params
 from tracerl.settings.training import Training
 from tracerl.store.files import read_trajectories, write_rollouts
 from tracerl.training.collect import Judging
+from tracerl.training.policy_update import check_rows
 from tracerl.training.rl import TaskPools, load_models, train_rl
 from tracerl.training.run_context import RunContext
 from tracerl.training.scratch import Workspace
@@ -392,6 +392,8 @@ class _Work:
             self.params.seed,
             stage,
         )
+        for phase in self.rehearsal.params.rl[name].phase_rounds:
+            check_rows(phase, models.policy.family, stage)
         drawn = {task_set for phase in settings.phase_rounds for task_set in phase.tasks}
         pools = TaskPools(
             train={task_set: self.tasks(task_set, "train") for task_set in sorted(drawn)},
@@ -403,9 +405,7 @@ class _Work:
         judging = Judging(truncated_is_wrong=self.params.truncated_is_wrong)
         with self.timed():
             train_rl(models, pools, settings, judging, self.context(stage))
-        save_checkpoint(models.policy, models.tokenizer, self.checkpoint(stage))
-        if models.value_model is not None:
-            save_value_model(models.value_model, self.checkpoint(stage))
+        models.save(self.checkpoint(stage), self.checkpoint(stage))
 
     def evaluate(self, name: str) -> None:
         settings = self.params.evaluate[name]

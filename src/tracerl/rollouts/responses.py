@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tracerl import distributed
+from tracerl.models.checkpoint import forbidden_ids
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.verify.parts import reward_parts
@@ -104,7 +105,14 @@ def respond(
     if isinstance(model, Policy):
         trajectories = sample(model, tokenizer.end_ids, requests, settings, on_done)
     else:
-        trajectories = sample_autoregressive(model, tokenizer.end_ids, requests, settings, on_done)
+        trajectories = sample_autoregressive(
+            model,
+            tokenizer.end_ids,
+            requests,
+            settings,
+            on_done,
+            forbidden_ids(model.config.get_text_config().vocab_size, tokenizer),
+        )
     texts = []
     for trajectory in trajectories:
         texts.append(tokenizer.decode(trajectory.response_ids[: trajectory.num_tokens].tolist()))

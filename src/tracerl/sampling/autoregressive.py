@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tracerl.errors import DataError, NonFiniteError
-from tracerl.models.baselines import pad_left
-from tracerl.models.finite import first_nonfinite_weight, weights_error
+from tracerl.errors import DataError
+from tracerl.models.baselines import next_logits, pad_left
 from tracerl.sampling.drawing import draw
 from tracerl.sampling.sampler import Request, check_prompts
 from tracerl.seeds import uniforms
@@ -32,11 +31,14 @@ def sample_autoregressive(
     requests: Sequence[Request],
     settings: Sampler,
     on_done: Callable[[int], None] | None = None,
+    forbidden: Sequence[int] = (),
 ) -> list[Trajectory]:
     """One trajectory per request, in their order. Of the settings only temperature, filters, limits
     and max_rows have an effect here.
 
-    Raises DataError for an empty prompt, an id outside the vocabulary, or guidance.
+    forbidden: ids that are never drawn, those of `forbidden_ids`. Raises DataError for an empty
+    prompt, an id outside the vocabulary, or guidance, and NonFiniteError at the first logits that
+    are not finite.
     """
     check_prompts(requests, model.config.get_text_config().vocab_size)
     if settings.guidance:
@@ -46,17 +48,22 @@ def sample_autoregressive(
             got=settings.guidance,
             wanted=0.0,
         )
+    excluded = torch.tensor(list(forbidden), dtype=torch.int64, device=model.device)
     results: list[Trajectory] = []
     for start in range(0, len(requests), settings.max_rows):
         batch = requests[start : start + settings.max_rows]
-        results += _sample_batch(model, end_ids, batch, settings)
+        results += _sample_batch(model, end_ids, excluded, batch, settings)
         if on_done:
             on_done(len(batch))
     return results
 
 
 def _sample_batch(
-    model: "PreTrainedModel", end_ids: Sequence[int], requests: Sequence[Request], settings: Sampler
+    model: "PreTrainedModel",
+    end_ids: Sequence[int],
+    forbidden: torch.Tensor,
+    requests: Sequence[Request],
+    settings: Sampler,
 ) -> list[Trajectory]:
     from transformers import DynamicCache
 
@@ -74,29 +81,24 @@ def _sample_batch(
         DynamicCache(config=model.config),
     )
     for step in range(limit):
-        out = model(
+        logits = next_logits(
+            model,
+            forbidden,
+            f"token {step + 1}",
             input_ids=ids,
             attention_mask=seen.long(),
             position_ids=positions,
             cache=cache,
             use_cache=True,
-            logits_to_keep=1,
         )
-        drawn = draw(
-            out.logits[:, -1], uniforms(keys, ((step + 1) << 32) + lengths + step), settings
-        )
+        drawn = draw(logits, uniforms(keys, ((step + 1) << 32) + lengths + step), settings)
         tokens[:, step], logprobs[:, step], filtered[:, step] = (
             drawn.tokens,
             drawn.logprobs.float(),
             drawn.filtered_logprobs.float(),
         )
         ended |= torch.isin(drawn.tokens, ends)
-        nonfinite = drawn.logprobs.isnan()
-        all_ended, any_nonfinite = torch.stack([ended.all(), nonfinite.any()]).tolist()
-        if any_nonfinite:
-            row = int(nonfinite.nonzero()[0])
-            raise _nonfinite_error(model, f"row {row} of the batch, token {step + 1}")
-        if all_ended:
+        if bool(ended.all()):
             break
         ids, positions = drawn.tokens.unsqueeze(1), positions[:, -1:] + 1
         seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
@@ -108,19 +110,6 @@ def _sample_batch(
         )
         for row in range(rows)
     ]
-
-
-def _nonfinite_error(model: "PreTrainedModel", where: str) -> NonFiniteError:
-    weight = first_nonfinite_weight(model)
-    if weight is not None:
-        return weights_error(weight, where)
-    return NonFiniteError(
-        "the model's logits are not finite",
-        where=where,
-        got=f"{model.dtype}; all weights are finite",
-        wanted="finite numbers",
-        do="set compute.dtype to bfloat16 or float32 if it is float16",
-    )
 
 
 def _trajectory(

@@ -20,7 +20,7 @@ from tracerl.errors import DataError
 from tracerl.settings.evaluation import Validation
 from tracerl.store.catalog import answer, connect
 from tracerl.store.check import broken_between_rows, check_folder, folders
-from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES
+from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES, SET_WARNINGS
 from tracerl.store.schema import DATASETS, MARKS, SCHEMAS
 
 FILES_RULE = "files_are_sound"
@@ -62,6 +62,8 @@ class Violation:
     """How many rows break it."""
     first: list[str] = field(default_factory=list)
     """Ids of the first of them, or the first problems in words."""
+    severity: str = "critical"
+    """"critical" stops the pipeline, "warning" does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,9 @@ def collect_evidence(
     for name, (says, query) in SET_RULES[dataset].items():
         count, first = broken_between_rows(connection, query)
         violations[name] = Violation(says=says, count=count, first=first)
+    for name, (says, query) in SET_WARNINGS[dataset].items():
+        count, first = broken_between_rows(connection, query)
+        violations[name] = Violation(says=says, count=count, first=first, severity="warning")
     groups = answer(connection, _GROUP_METRICS[dataset]).to_pylist()
     described = answer(connection, f"DESCRIBE {dataset}")["column_name"].to_pylist()
     columns = [name for name in described if name not in MARKS]
@@ -278,7 +283,8 @@ def _suite(gxe: Any, frame: str, evidence: Evidence, bounds: Validation) -> list
         ]
     if frame == "rules":
         return [
-            between(name, violation.says, 0, 0) for name, violation in evidence.violations.items()
+            between(name, violation.says, 0, 0, violation.severity)
+            for name, violation in evidence.violations.items()
         ]
     there = gxe.ExpectTableRowCountToBeBetween(
         min_value=1, meta={"name": "rows", "says": "there are rows"}

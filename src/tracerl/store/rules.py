@@ -312,6 +312,32 @@ SET_RULES: dict[str, dict[str, tuple[str, str]]] = {
     ),
     "evals": _responses("evals", "split <> 'test'"),
 }
+# Held-out measurements of a round that end below where they began: the last mean over problems lies
+# below the 95% interval of the first.
+_DECLINES = """
+WITH problems AS (
+    SELECT stage, iteration, task_id, avg((verdict = 'correct')::DOUBLE) AS passed
+    FROM rollouts WHERE contains(stage, '/held-out') GROUP BY ALL
+), measured AS (
+    SELECT stage, iteration, avg(passed) AS accuracy,
+        accuracy - 1.96 * stddev_pop(passed) / sqrt(count(*)) AS low
+    FROM problems GROUP BY ALL
+)
+SELECT stage AS id FROM measured
+GROUP BY stage HAVING max_by(accuracy, iteration) < min_by(low, iteration)
+"""
+# As SET_RULES, of what is worth a warning and stops nothing.
+SET_WARNINGS: dict[str, dict[str, tuple[str, str]]] = {
+    "tasks": {},
+    "traces": {},
+    "rollouts": {
+        "rounds_end_no_lower": (
+            "no round ends with a held-out accuracy below the 95% interval of its start",
+            _DECLINES,
+        ),
+    },
+    "evals": {},
+}
 _ID = {"tasks": "task_id", "rollouts": "rollout_id"}
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tracerl import distributed
+from tracerl.errors import ParamsError
 from tracerl.models.families import Family
 from tracerl.models.policy import Policy
 from tracerl.objectives.likelihood_units import Units, num_units, unit_weights, units_of
@@ -52,6 +53,9 @@ class Batch:
     """What is trained on."""
     advantages: list[Floats]
     """float64 [R] per trajectory: the advantage of each response token."""
+    unit_totals: list[float] | None = None
+    """Per trajectory, the summed weight of its units over all of its views, where a trajectory
+    stands here with some of them; None where every one has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +84,25 @@ class MicroBatch:
 
 def splits_views(settings: RlRound) -> bool:
     """Whether the views of one response may go through the model in several passes: whether the
-    loss is a sum over views, as with a unit per prediction, a ratio per unit and a reduction whose
-    denominators do not depend on the other views."""
-    return (
-        settings.method.unit == "prediction"
-        and settings.ratio != "sequence"
-        and settings.reduction != "response"
-    )
+    loss is a sum over views, as with a unit per prediction and a ratio per unit."""
+    return settings.method.unit == "prediction" and settings.ratio != "sequence"
+
+
+def check_rows(settings: RlRound, family: Family, stage: str) -> None:
+    """Raises ParamsError if one response may need more tokens than `micro_batch_tokens` in a pass
+    that cannot be split. Memory that is estimated from that limit is then right."""
+    longest = longest_rl_row(settings, family)
+    if not splits_views(settings) and longest > settings.micro_batch_tokens:
+        raise ParamsError(
+            "all views of a response go through the model in one pass, which may be larger than a "
+            "micro-batch",
+            where=f"{stage}: micro_batch_tokens",
+            got=f"{settings.micro_batch_tokens:,}, with ratio {settings.ratio!r} and a likelihood "
+            f"per {settings.method.unit}",
+            wanted=f"at least {longest:,}",
+            do="raise it (tracerl doctor says what that needs), shorten max_new_tokens, or use a "
+            "ratio per token, whose views can be split",
+        )
 
 
 def longest_rl_row(settings: RlRound, family: Family) -> int:
@@ -178,6 +194,7 @@ class PolicyUpdate:
             part = Batch(
                 trajectories=[parts.trajectories[i] for i in indices],
                 advantages=[parts.advantages[i] for i in indices],
+                unit_totals=_chosen(parts.unit_totals, indices),
             )
             micro_batch = self._micro_batch(
                 part, [part_plans[i] for i in indices], divisor, counts, on_policy
@@ -190,7 +207,8 @@ class PolicyUpdate:
         several parts, each with some of its views."""
         if not splits_views(self.settings):
             return batch, plans
-        parts = Batch(trajectories=[], advantages=[])
+        totals: list[float] = []
+        parts = Batch(trajectories=[], advantages=[], unit_totals=totals)
         part_plans: list[Plan] = []
         for i, (trajectory, plan) in enumerate(zip(batch.trajectories, plans, strict=True)):
             views = split_plan(
@@ -203,7 +221,10 @@ class PolicyUpdate:
             for part in views:
                 parts.trajectories.append(trajectory)
                 parts.advantages.append(batch.advantages[i])
+                totals.append(num_units(self.method, plan, trajectory))
                 part_plans.append(part)
+        if len(part_plans) == len(plans):
+            return batch, plans
         return parts, part_plans
 
     def _micro_batch(
@@ -220,7 +241,8 @@ class PolicyUpdate:
             group_tokens=settings.group_tokens or 0,
         )
         units = units_of(self.method, views, [t.num_tokens for t in batch.trajectories])
-        weights = unit_weights(settings.reduction, units, divisor).to(model.device) * counts
+        weights = unit_weights(settings.reduction, units, divisor, batch.unit_totals)
+        weights = weights.to(model.device) * counts
         advantages = self._unit_advantages(batch, units)
         units = units.to(model.device)
         old = order = reference = None
@@ -330,3 +352,7 @@ class PolicyUpdate:
             difference = response_mean(difference, units.source, units.weight)
         is_clipped = (difference < np.log1p(-clip[0])) | (difference > np.log1p(clip[1]))
         return float(is_clipped.sum())
+
+
+def _chosen(totals: Sequence[float] | None, indices: Sequence[int]) -> list[float] | None:
+    return None if totals is None else [totals[i] for i in indices]

@@ -39,13 +39,6 @@ class Sharded(Generic[Model]):
         self.model = copy.deepcopy(model) if self.zero == 3 else model
         self.stale = False
         kind = next(model.parameters()).dtype
-        if kind == torch.float16:
-            raise TrainingError(
-                "float16 cannot be trained under ZeRO: its loss scale would not be resumed",
-                where="compute.dtype",
-                got="float16",
-                wanted="bfloat16 or float32",
-            )
         zero: dict[str, Any] = {"stage": self.zero}
         if self.zero == 3:
             zero["stage3_param_persistence_threshold"] = KEPT_WHOLE

@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 import torch
 
 from tracerl import distributed
-from tracerl.errors import TrainingError
+from tracerl.errors import ParamsError, TrainingError
+from tracerl.models.finite import first_nonfinite_weight
 from tracerl.settings.models import Launch
 from tracerl.settings.training import Optimizer
 from tracerl.training.master_weights import MasterWeights, Model
@@ -43,11 +44,13 @@ class Trainer(Generic[Model]):
     """A model with its optimizer; `model` is what losses are computed with, see `sync_model`.
 
     `total_steps` is where the rate schedule ends. launch: how states are sharded, if they are.
+    Raises ParamsError for weights of float16.
     """
 
     def __init__(
         self, model: Model, settings: Optimizer, total_steps: int, launch: Launch | None = None
     ) -> None:
+        check_trainable(next(model.parameters()).dtype)
         self.settings = settings
         self.total_steps = total_steps
         self.num_steps = 0
@@ -86,7 +89,7 @@ class Trainer(Generic[Model]):
         for number, micro_batch in enumerate(micro_batches, start=1):
             loss, metrics = loss_fn(micro_batch)
             value = float(loss.detach())
-            self._check(value, "loss")
+            self._check(value, "loss", f", micro-batch {number} of {len(micro_batches)}")
             self._states.backward(loss, last=number == len(micro_batches))
             totals["loss"] += value
             for name, metric in metrics.items():
@@ -127,18 +130,40 @@ class Trainer(Generic[Model]):
         elif self.whole is not None:
             self.whole.load_state(tensors)
 
-    def _check(self, value: float, name: str) -> None:
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the {name} is not finite",
-                where=f"optimizer step {self.num_steps + 1}",
-                got=value,
-                wanted="a finite number",
-                do=(
-                    "lower optimizer.lr; the last saved state is untouched, so the same command "
-                    "resumes before this step"
-                ),
-            )
+    def _check(self, value: float, name: str, micro_batch: str = "") -> None:
+        """Raises TrainingError if a loss or a norm is not finite. micro_batch: which one, in
+        words."""
+        if math.isfinite(value):
+            return
+        weight = first_nonfinite_weight(self.model)
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        state = f"not finite: {weight}" if weight else "all finite"
+        do = "lower optimizer.lr or clip_norm"
+        if weight is None and dtype == "bfloat16":
+            do += ", or set compute.dtype to float32 to see whether it is rounding"
+        raise TrainingError(
+            f"the {name} is not finite",
+            where=f"optimizer step {self.num_steps + 1}{micro_batch}",
+            got=f"{value}; weights of {dtype}, {state}",
+            wanted="a finite number",
+            do=(
+                f"{do}; the last saved state is untouched, so the same command resumes before this "
+                "step"
+            ),
+        )
+
+
+def check_trainable(dtype: torch.dtype) -> None:
+    """Raises ParamsError for float16, with ZeRO and without: its gradients below 6e-8 are zero
+    without a loss scale, which this training has not. Sampling in float16 is no problem."""
+    if dtype == torch.float16:
+        raise ParamsError(
+            "float16 cannot be trained: without a loss scale its small gradients become zero",
+            where="compute.dtype",
+            got="float16",
+            wanted="bfloat16 or float32",
+            do="set compute.dtype to bfloat16: it has the range of float32",
+        )
 
 
 def rate_at(step: int, total_steps: int, settings: Optimizer) -> float:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.tiny import sharp_model
-from tracerl.errors import CheckpointError
+from tracerl.errors import CheckpointError, NonFiniteError
 from tracerl.models.baselines import load_baseline
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.tokenizer import character_tokenizer
@@ -102,6 +102,38 @@ def test_a_response_that_spells_a_control_token_does_not_write_one():
     assert control in tokenizer.encode(text).ids
     assert control not in tokenizer.encode(harmless(text, ["<|im_end|>"])).ids
     assert harmless("x < y | z", ["<|im_end|>", "<"]) == "x < y | z"
+
+
+def changed_model(directory: Path, folder: Path, head: torch.Tensor) -> Path:
+    """The judge with another head, and as many ids as that has rows."""
+    model = Qwen2ForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model.config.tie_word_embeddings = False
+    model.resize_token_embeddings(len(head), mean_resizing=False)
+    model.lm_head.weight = torch.nn.Parameter(head)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((directory / name).read_bytes())
+    return folder
+
+
+def test_ids_without_a_token_take_no_probability_from_yes_and_no(directory, tmp_path):
+    head = Qwen2ForCausalLM.from_pretrained(directory).lm_head.weight.detach()
+    beyond = torch.cat([head, 50 * head])  # some of them are certain
+    wide = changed_model(directory, tmp_path, beyond)
+    answers = model_judge(settings(min_mass=1e-6), wide, COMPUTE)(QUESTIONS)
+    wanted = model_judge(settings(min_mass=1e-6), directory, COMPUTE)(QUESTIONS)
+    scores = [answer.score for answer in wanted]
+    assert None not in scores
+    assert [answer.score for answer in answers] == pytest.approx(scores, abs=1e-6)
+
+
+def test_logits_that_are_not_finite_end_a_judge_with_an_error(directory, tmp_path):
+    head = Qwen2ForCausalLM.from_pretrained(directory).lm_head.weight.detach()
+    large = (8 * (1e38 * head)).clamp(-3e38, 3e38)  # finite; sums of 32 of them are not
+    broken = changed_model(directory, tmp_path, large)
+    compute = COMPUTE.model_copy(update={"dtype": "float32"})
+    with pytest.raises(NonFiniteError, match="a judge's questions, row 0"):
+        model_judge(settings(), broken, compute)(QUESTIONS)
 
 
 def test_what_it_cannot_decide_is_undecided(directory):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tracerl.errors import CheckpointError, DataError
-from tracerl.models.baselines import is_baseline, load_baseline, pad_left
+from tracerl.models.baselines import is_baseline, load_baseline, next_logits, pad_left
+from tracerl.models.checkpoint import forbidden_ids
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.rewards.judges.questions import Answer, Judge, Question, prompt_of
 from tracerl.settings.models import Compute
@@ -28,7 +29,8 @@ _CLOSING = "Answer with one word, Yes or No."
 
 def model_judge(settings: ModelJudge, directory: Path, compute: Compute) -> Judge:
     """Loads the checkpoint of `directory`. Raises CheckpointError if it is no autoregressive one or
-    has no tokens for yes and no."""
+    has no tokens for yes and no. The judge raises NonFiniteError for logits that are not finite;
+    ids without a token have no probability."""
     if not is_baseline(directory):
         raise CheckpointError(
             "a judge's checkpoint is not an autoregressive one",
@@ -36,7 +38,9 @@ def model_judge(settings: ModelJudge, directory: Path, compute: Compute) -> Judg
             wanted="config.json of a Qwen or Llama model, and its safetensors",
         )
     model, tokenizer = load_baseline(directory, compute)
-    yes, no = answer_tokens(tokenizer, directory)
+    words = answer_tokens(tokenizer, directory)
+    without_token = forbidden_ids(model.config.get_text_config().vocab_size, tokenizer)
+    forbidden = torch.tensor(without_token, dtype=torch.int64, device=model.device)
     added = tokenizer.file.get_added_tokens_decoder().values()
     controls = [token.content for token in added if token.special or token.content.startswith("<")]
 
@@ -59,7 +63,8 @@ def model_judge(settings: ModelJudge, directory: Path, compute: Compute) -> Judg
         )
         for start in range(0, len(places), rows):
             batch = places[start : start + rows]
-            scores = _scores(model, [prompts[place] for place in batch], yes, no, settings.min_mass)
+            batch_prompts = [prompts[place] for place in batch]
+            scores = _scores(model, batch_prompts, forbidden, words, settings.min_mass)
             for place, score in zip(batch, scores, strict=True):
                 answers[place] = score
         return answers
@@ -99,24 +104,28 @@ def answer_tokens(tokenizer: Tokenizer, directory: Path) -> tuple[list[int], lis
 def _scores(
     model: "PreTrainedModel",
     prompts: Sequence[Sequence[int]],
-    yes: list[int],
-    no: list[int],
+    forbidden: torch.Tensor,
+    words: tuple[list[int], list[int]],
     min_mass: float,
 ) -> list[Answer]:
+    """Scores of prompts. words: first tokens of yes and of no."""
+    yes, no = words
     ids, seen, positions = pad_left(prompts, model.device)
-    logits = model(
+    logits = next_logits(
+        model,
+        forbidden,
+        "a judge's questions",
         input_ids=ids,
         attention_mask=seen.long(),
         position_ids=positions,
         use_cache=False,
-        logits_to_keep=1,
-    ).logits[:, -1]
+    )
     chances = logits.double().softmax(-1)
     p_yes, p_no = (chances[:, tokens].sum(-1) for tokens in (yes, no))
     answers = []
     for ours, theirs in zip(p_yes.tolist(), p_no.tolist(), strict=True):
         mass = ours + theirs
-        if not mass > 0.0 or mass < min_mass:  # a model that overflowed has no mass at all: NaN
+        if mass <= 0.0 or mass < min_mass:
             answers.append(Answer(None, f"yes and no have probability {mass:.3g}"))
         else:
             answers.append(Answer((ours - theirs) / mass))
