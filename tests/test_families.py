@@ -14,6 +14,16 @@ from tests.tiny_run import set_root, tiny_params, write_params
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.models.families import FAMILIES
 
+EXPERTS = {
+    "num_experts": 8,
+    "per_token": 2,
+    "intermediate_size": 16,
+    "num_shared": 1,
+    "num_dense": 1,
+    "num_groups": 4,
+    "groups_per_token": 2,
+    "scaling": 2.5,
+}
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1, "targets": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -21,6 +31,8 @@ def family_params(family: str, lora: dict[str, Any] | None) -> dict[str, Any]:
     """A few steps of every kind of stage, for one family."""
     params = tiny_params()
     params["base"]["model"]["family"] = family
+    if FAMILIES[family].dense_key:
+        params["base"]["model"] |= {"experts": EXPERTS, "rotary_factor": 0.5}
     params["base"]["train"].update(num_steps=20, save_every=20)
     params["sft"]["short"].update(num_steps=6, save_every=3, lora=lora)
     params["traces"].update(
@@ -48,7 +60,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # The default chain, sdar with all weights, is that of test_pipeline.py.
-@pytest.mark.parametrize(("family", "lora"), [("llada", None), ("dream", None), ("sdar", LORA)])
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [
+        ("llada", None),
+        ("dream", None),
+        ("sdar", LORA),
+        ("fast-dllm-v2", None),
+        ("llada2", {**LORA, "targets": ["qkv_proj", "gate_proj", "down_proj"]}),
+    ],
+)
 def test_base_traces_sft_rl_and_evaluation_run(
     family: str, lora: dict[str, Any] | None, folder: Path
 ) -> None:

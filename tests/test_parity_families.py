@@ -4,6 +4,8 @@ arrays hold."""
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.tiny import cached_pass, tiny_sampler
 from tracerl.models.baselines import is_baseline
 from tracerl.models.checkpoint import load_checkpoint, save_checkpoint
 from tracerl.models.masks import CLEAN, PAD, Layout
+from tracerl.models.mlp import Router, Routing
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import KeyValueCache, predictor_positions
 from tracerl.sampling.sampler import Request, sample
@@ -25,6 +28,10 @@ from tracerl.settings.sampling import Sampler
 FIXTURES = Path(__file__).parent / "fixtures" / "parity"
 # Folder -> ids of mask and pad.
 FOLDERS = {
+    "llada2": (123, 120),
+    "sdar_moe": (126, 120),
+    "llada_moe": (125, 121),
+    "llada_moe_variant": (125, 121),
     "a2d_qwen3": (126, 120),
     "a2d_qwen2": (126, 120),
     "a2d_llama": (126, 120),
@@ -36,7 +43,7 @@ BY_ATTENTION = ("a2d_qwen3", "a2d_qwen2", "a2d_llama")
 
 def family_for(folder: str, kind: str) -> str:
     """The family that the params would name for a case."""
-    name = folder.replace("_", "-")
+    name = folder.removesuffix("_variant").replace("_", "-")
     is_full = kind in ("a2d_full_logits", "a2d_mdlm_generate")
     return name if folder not in BY_ATTENTION or is_full else f"{name}-block"
 
@@ -56,15 +63,16 @@ def reference(folder: str, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
-    """Every folder's weights through the shipped loader, by the name of the family. As in the
-    published code the mask has a probability (a small one)."""
+    """Every folder's weights through the shipped loader, by folder and family. As in the published
+    code the mask has a probability (a small one)."""
     loaded = {}
     for folder in FOLDERS:
         directory = reference(folder, tmp_path_factory.mktemp(folder))
         names = {family_for(folder, kind) for kind in ("a2d_full_logits", "sdar_block_logits")}
         for name in names:
-            loaded[name] = load_checkpoint(directory, family=name)[0]
-            loaded[name].lm_head.forbid([])
+            model = load_checkpoint(directory, family=name)[0]
+            model.lm_head.forbid([])
+            loaded[f"{folder} {name}"] = model
     return loaded
 
 
@@ -84,7 +92,34 @@ def cases(pattern: str) -> list[tuple[str, str]]:
 
 
 def model_for(models: dict[str, Policy], folder: str, kind: str) -> Policy:
-    return models[family_for(folder, kind)]
+    return models[f"{folder} {family_for(folder, kind)}"]
+
+
+@contextmanager
+def routings_of(model: Policy) -> Iterator[list[Routing]]:
+    """What the routers of a model say of each pass, layer by layer."""
+    routings: list[Routing] = []
+    handles = []
+    for module in model.modules():
+        if isinstance(module, Router):
+            hook = module.register_forward_hook(lambda _, __, out: routings.append(out))
+            handles.append(hook)
+    yield routings
+    for handle in handles:
+        handle.remove()
+
+
+def assert_routing(
+    routings: list[Routing], arrays: dict[str, np.ndarray], real: np.ndarray
+) -> None:
+    """Experts exactly, weights to 1e-6, at real tokens."""
+    assert len(routings) == len(arrays.get("out_router_experts", ()))
+    for layer, routing in enumerate(routings):
+        experts = arrays["out_router_experts"][layer].reshape(real.size, -1)[real.ravel()]
+        weights = arrays["out_router_weights"][layer].reshape(real.size, -1)[real.ravel()]
+        np.testing.assert_array_equal(routing.experts.numpy()[real.ravel()], experts)
+        np.testing.assert_allclose(routing.weights.numpy()[real.ravel()], weights, atol=1e-6)
+        assert routing.margins.min() > 1e-6
 
 
 def assert_logits(logits: torch.Tensor, wanted: np.ndarray) -> None:
@@ -102,8 +137,10 @@ def test_logits(models, folder, name):
     blocks = torch.zeros_like(ids)
     if model.family.attention == "block_causal":
         blocks = positions // meta["params"]["block_length"]
-    logits = model.logits(model(ids, Layout(positions, blocks, torch.where(real, CLEAN, PAD))))
+    with routings_of(model) as routings:
+        logits = model.logits(model(ids, Layout(positions, blocks, torch.where(real, CLEAN, PAD))))
     assert_logits(logits[real], arrays["out_logits"][real.numpy()])
+    assert_routing(routings, arrays, real.numpy())
     if "out_shifted_argmax" in arrays:
         at = predictor_positions(torch.arange(ids.shape[1]), model.family)
         np.testing.assert_array_equal(
@@ -143,25 +180,38 @@ def test_logits_of_the_noisy_half_of_the_training_layout(models, folder, name):
     half = ids.shape[1] // 2
     streams = torch.tensor([1, CLEAN]).repeat_interleave(half).expand_as(ids)
     size = meta["params"]["block_size"]
-    logits = model.logits(model(ids, Layout(positions, positions // size, streams)))
+    with routings_of(model) as routings:
+        logits = model.logits(model(ids, Layout(positions, positions // size, streams)))
+    assert_routing(routings, arrays, np.ones(ids.shape, dtype=bool))
     wanted = arrays["out_logits"]
     assert_logits(logits[:, : wanted.shape[1]], wanted)
+
+
+REMASKING = {
+    "": "static",
+    "low_confidence_static": "static",
+    "low_confidence_dynamic": "dynamic",
+    "sequential": "sequential",
+}
 
 
 def settings_of(kind: str, params: dict[str, Any], prompt: int) -> Sampler:
     """A published sampler's arguments as settings of ours."""
     size = params.get("block_length") or params["block_size"]
     length = params.get("gen_length") or params["max_new_tokens"]
-    order: dict[str, Any] = {"remasking": "static"}
-    steps = params.get("steps", 0) * size // length
+    order: dict[str, Any] = {"remasking": REMASKING[params.get("remasking_strategy", "")]}
+    steps = params.get("denoising_steps") or -(-params.get("steps", 0) * size // length)
     if kind == "fast_dllm_v2_generate":
         length += prompt // size * size - prompt  # it counts whole blocks
         order = {"remasking": "sub_blocks", "sub_block_size": params["small_block_size"]}
     if kind == "stable_diffcoder_generate" and params["threshold"] is not None:
         order = {"remasking": "dynamic"}
-    if order["remasking"] != "static":
+    if kind == "llada2_generate":  # its steps are those of a block
+        steps = params["steps"]
+        order = {"remasking": "dynamic" if params["threshold"] < 1 else "static"}
+    if order["remasking"] in ("dynamic", "sub_blocks"):
         steps = size
-        order["threshold"] = params["threshold"]
+        order["threshold"] = params.get("threshold") or params["confidence_threshold"]
     return tiny_sampler(
         block_size=size,
         steps_per_block=min(steps, size),
@@ -177,9 +227,11 @@ def test_ids_steps_and_confidences_of_generation(models, folder, name):
     arrays, meta = case(folder, name)
     params = meta["params"]
     model = model_for(models, folder, meta["kind"])
-    stop_ids = params.get("stop_ids") or [params["eos_id"]] * (params.get("eos_id") is not None)
-    if meta["kind"] == "a2d_mdlm_generate":
-        stop_ids = []  # it fills the canvas whatever it holds
+    stop_ids = list(params.get("stop_ids", []))
+    if params.get("eos_id") is not None:
+        stop_ids.append(params["eos_id"])
+    if model.family.attention == "full":
+        stop_ids = []  # the canvas is filled whatever it holds
     for row, prompt_ids in enumerate(arrays["in_prompt"]):
         prompt = prompt_ids[prompt_ids >= 0].tolist()
         settings = settings_of(meta["kind"], params, len(prompt))

@@ -57,7 +57,7 @@ def test_replayed_logprobs_equal_the_samplers_own(family, cache):
     assert len(recorded) == sum(t.num_tokens for t in trajectories)
     replayed = token_logprobs(model, views, temperature=0.7)
     np.testing.assert_allclose(replayed.numpy(), recorded, atol=1e-5)
-    assert {t.stop_reason for t in trajectories} == {"end", "length"}
+    assert len({t.num_tokens for t in trajectories}) > 1
     for trajectory, plan in zip(trajectories, plans, strict=True):
         alone = build_views([trajectory], [plan], 4, model.family, MASK_ID)
         assert num_layout_tokens(trajectory, plan, 4, model.family) == int(

@@ -11,6 +11,7 @@ import torch
 
 from tracerl.models.families import FAMILIES
 from tracerl.models.masks import Layout
+from tracerl.models.mlp import Experts
 from tracerl.models.policy import Policy, fit_order_module, new_model
 from tracerl.models.transformer import Architecture, CacheWindow, KeyValueCache
 from tracerl.sampling.sampler import Request
@@ -56,7 +57,30 @@ def tiny_architecture(family: str, **changes: Any) -> Architecture:
         tie_embeddings=False,
         mask_id=MASK_ID,
     )
-    return replace(base, **changes)
+    experts: dict[str, Any] = {}
+    if FAMILIES[family].dense_key:
+        experts["experts"] = tiny_experts(family)
+    if "rotary_factor" in FAMILIES[family].config_keys:
+        experts["rotary_factor"] = 0.5
+    return replace(base, **experts | changes)
+
+
+def tiny_experts(family: str) -> Experts:
+    """Eight experts of which each token has three, in the second of two layers or in both."""
+    keys = FAMILIES[family].expert_keys
+    has_groups = "num_groups" in keys
+    has_shared = bool({"num_shared", "shared_size"} & keys.keys())
+    return Experts(
+        num_experts=8,
+        per_token=3,
+        intermediate_size=16,
+        shared_size=16 if has_shared else 0,
+        dense_layers=(0,) if has_shared else (),
+        renormalise="renormalise" in keys,
+        num_groups=4 if has_groups else 1,
+        groups_per_token=2 if has_groups else 1,
+        scaling=2.5 if has_groups else 1.0,
+    )
 
 
 def sharp_model(
@@ -76,8 +100,13 @@ def sharp_model(
                 parameter.mul_(1.0 / 0.02)
             elif "lm_head" in name:
                 parameter.mul_(0.4 / 0.02)
+            elif "router" in name:
+                parameter.mul_(3.0)
             elif "q_proj" in name or "o_proj" in name or "v_proj" in name:
                 parameter.mul_(2.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.copy_(torch.from_numpy(rng.normal(0.0, 0.3, tuple(buffer.shape))))
     return model.to(dtype).eval()
 
 

@@ -42,7 +42,7 @@ LORA = Lora(rank=4, alpha=8.0, dropout=0.0, targets=["q_proj", "v_proj", "o_proj
 IDS = torch.arange(2, 14).reshape(2, 6)
 
 
-@pytest.fixture(params=RULES)
+@pytest.fixture(params=[*RULES, "sdar-moe"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     model = sharp_model(
         request.param, vocab_size=TOKENIZER.vocab_size, mask_id=TOKENIZER.mask_id, num_kv_heads=2

@@ -26,7 +26,7 @@ def load_module(module: nn.Module, folder: Path, name: str, wanted: str, do: str
 
     name: what errors call the module.
     """
-    target = Target(parameters=dict(module.named_parameters()), tied={}, owner=f"the {name}")
+    target = Target(parameters=module.state_dict(), tied={}, owner=f"the {name}")
     try:
         fill_parameters(target, folder)
     except CheckpointError as error:

@@ -28,6 +28,7 @@ from tracerl.models.lora import (
     load_adapter_state,
     settings_of,
 )
+from tracerl.models.mlp import Router
 from tracerl.models.policy import (
     Policy,
     attach_adapters,
@@ -50,6 +51,7 @@ from tracerl.models.weights import (
     Target,
     fill_parameters,
     open_shard,
+    published_parts,
     stored_dtype,
     write_shards,
     write_tensors,
@@ -180,6 +182,9 @@ def build(spec: Spec, device: torch.device, dtype: torch.dtype) -> Policy:
         for name, parameter in module.named_parameters(recurse=False):
             empty = torch.empty(parameter.shape, dtype=dtype, device=device)
             setattr(module, name, nn.Parameter(empty))
+        if isinstance(module, Router):
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty(buffer.shape, dtype=dtype, device=device))
     policy.published_config = spec.published_config
     policy.tie()
     policy.lm_head.forbid(forbidden_ids(spec.architecture.vocab_size, spec.tokenizer))
@@ -260,9 +265,11 @@ def _target_of(policy: Policy) -> Target:
     """Where the tensors of whole weights go."""
     head = published_name("lm_head.weight", policy.family)
     embeddings = published_name("model.embed_tokens.weight", policy.family)
-    parameters = {}
-    for name, parameter in policy.named_parameters():
-        parameters[published_name(name, policy.family)] = parameter
+    parameters: dict[str, torch.Tensor] = {}
+    for name, tensor in policy.state_dict().items():
+        parameters.update(published_parts(name, tensor, policy.family))
+    if policy.architecture.tie_embeddings:
+        del parameters[head]
     tied = {head: embeddings} if policy.architecture.tie_embeddings else {}
     return Target(parameters=parameters, tied=tied, owner=policy.family.name)
 
@@ -342,7 +349,8 @@ def published_state(policy: Policy) -> dict[str, torch.Tensor]:
         is_tied = name == "lm_head.weight" and policy.architecture.tie_embeddings
         if is_tied or ".lora_" in name or name.startswith("order."):
             continue
-        tensors[published_name(name, policy.family)] = tensor.detach().contiguous()
+        for published, part in published_parts(name, tensor, policy.family):
+            tensors[published] = part.detach().contiguous()
     return tensors
 
 

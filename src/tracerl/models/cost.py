@@ -18,9 +18,16 @@ from tracerl.models.transformer import Architecture, Transformer
 
 
 def layer_flops(arch: Architecture) -> int:
-    """Of one token through all layers, forwards."""
+    """Of one token through all layers, forwards; of experts those that it goes through."""
     heads = 2 * (arch.num_heads + arch.num_kv_heads) * arch.head_dim
-    return 2 * arch.num_layers * arch.hidden_size * (heads + 3 * arch.intermediate_size)
+    experts = arch.experts
+    if experts is None:
+        return 2 * arch.num_layers * arch.hidden_size * (heads + 3 * arch.intermediate_size)
+    num_dense = len(experts.dense_layers)
+    active = experts.per_token * experts.intermediate_size + experts.shared_size
+    sparse = (arch.num_layers - num_dense) * (3 * active + experts.num_experts)
+    widths = arch.num_layers * heads + num_dense * 3 * arch.intermediate_size + sparse
+    return 2 * arch.hidden_size * widths
 
 
 def head_flops(arch: Architecture) -> int:

@@ -5,10 +5,11 @@ whether its last block may be short. Everything else here says how its published
 things. No code branches on a family's name: new behaviour is a new field of this record.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 Attention = Literal["block_causal", "full"]
+Router = Literal["softmax", "grouped_sigmoid"]
 # Key of config.json that says which attention a checkpoint was trained with, where its published
 # config does not. Written by us; other software ignores it.
 ATTENTION_KEY = "tracerl_attention"
@@ -51,6 +52,21 @@ class Family:
     short_last_block: bool = False
     """whether the canvas ends where the response does, inside a block if it must (block-causal
     attention); else it is filled up with masks to a whole block"""
+
+    fused_qkv: bool = False
+    """whether queries, keys and values are one projection, its rows in this order"""
+    router: Router = "softmax"
+    """how a mixture of experts chooses (mlp.py)"""
+    expert_bias: bool = False
+    """whether the router has a bias that only the choice of experts sees"""
+    expert_keys: dict[str, str] = field(default_factory=dict)
+    """field of our Experts -> key of the published config.json; empty: no mixture of experts"""
+    dense_key: str = ""
+    """key of the published config.json that says which layers are dense"""
+    fixed_keys: dict[str, Any] = field(default_factory=dict)
+    """keys that published configs of this family have, at the one value that is supported"""
+    ignored_keys: tuple[str, ...] = ()
+    """keys of published configs that their own code does not read"""
 
     @property
     def crosses_edges(self) -> bool:
@@ -141,6 +157,33 @@ def _block_variant(family: Family) -> Family:
     return replace(family, name=f"{family.name}-block", attention="block_causal")
 
 
+_ROUTER_NAMES = {
+    "model.layers.{i}.mlp.router.weight": "model.layers.{i}.mlp.gate.weight",
+    "model.layers.{i}.mlp.router.expert_bias": "model.layers.{i}.mlp.gate.expert_bias",
+}
+_EXPERT_NAMES = {
+    f"model.layers.{{i}}.mlp.experts.{name}_proj.weight": (
+        f"model.layers.{{i}}.mlp.experts.{{e}}.{name}_proj.weight"
+    )
+    for name in ("gate", "up", "down")
+} | _ROUTER_NAMES
+_LLADA_MOE_NAMES = _EXPERT_NAMES | {
+    f"model.layers.{{i}}.mlp.shared_experts.{name}_proj.weight": (
+        f"model.layers.{{i}}.shared_expert.{name}_proj.weight"
+    )
+    for name in ("gate", "up", "down")
+}
+_LLADA2_NAMES = _EXPERT_NAMES | {
+    "model.embed_tokens.weight": "model.word_embeddings.weight",
+    "model.layers.{i}.self_attn.qkv_proj.weight": (
+        "model.layers.{i}.attention.query_key_value.weight"
+    ),
+    "model.layers.{i}.self_attn.q_norm.weight": "model.layers.{i}.attention.query_layernorm.weight",
+    "model.layers.{i}.self_attn.k_norm.weight": "model.layers.{i}.attention.key_layernorm.weight",
+    "model.layers.{i}.self_attn.o_proj.weight": "model.layers.{i}.attention.dense.weight",
+}
+_ROUTER_KEYS = {"num_experts": "num_experts", "per_token": "num_experts_per_tok"}
+
 _RECORDS = (
     Family(
         name="sdar",
@@ -216,6 +259,99 @@ _RECORDS = (
         default_head_dim=None,
         end_tokens=("<|im_end|>", "<|endoftext|>"),
     ),
+    Family(
+        name="sdar-moe",
+        model_types=("sdar_moe",),
+        classes=("SDARMoeForCausalLM", "SDARMoeModel"),
+        attention="block_causal",
+        shift=0,
+        qk_norm=True,
+        qkv_bias=False,
+        config_keys=_QWEN_KEYS,
+        parameter_names=_EXPERT_NAMES,
+        default_head_dim=128,
+        end_tokens=("<|im_end|>", "<|endoftext|>"),
+        expert_keys={
+            **_ROUTER_KEYS,
+            "intermediate_size": "moe_intermediate_size",
+            "renormalise": "norm_topk_prob",
+        },
+        dense_key="mlp_only_layers",
+        fixed_keys={"decoder_sparse_step": 1},
+        ignored_keys=("output_router_logits", "router_aux_loss_coef"),
+    ),
+    Family(
+        name="llada-moe",
+        model_types=("llada",),
+        classes=("LLaDAMoEModelLM", "LLaDAMoEModel"),
+        attention="full",
+        shift=0,
+        qk_norm=True,
+        qkv_bias=False,
+        config_keys={
+            **_QWEN_KEYS,
+            "intermediate_size": "dense_intermediate_size",
+            "rotary_factor": "partial_rotary_factor",
+        },
+        parameter_names=_LLADA_MOE_NAMES,
+        default_head_dim=None,
+        end_tokens=("<|role_end|>", "<|endoftext|>"),
+        needs_class=True,
+        expert_keys={
+            **_ROUTER_KEYS,
+            "intermediate_size": "expert_intermediate_size",
+            "shared_size": "shared_expert_intermediate_size",
+        },
+        dense_key="moe_layer_freq",
+        fixed_keys={
+            "qk_layernorm": True,
+            "moe_router_score_function": "softmax",
+            "moe_router_enable_expert_bias": False,
+            "routed_scaling_factor": 1,
+            "router_num_group": None,
+            "router_topk_group": None,
+        },
+        ignored_keys=("norm_topk_prob", "output_router_logits", "router_aux_loss_coef"),
+    ),
+    Family(
+        name="llada2",
+        model_types=("llada2_moe",),
+        classes=("LLaDA2MoeModelLM", "LLaDA2MoeModel"),
+        attention="block_causal",
+        shift=0,
+        qk_norm=True,
+        qkv_bias=False,
+        config_keys={**_QWEN_KEYS, "rotary_factor": "partial_rotary_factor"},
+        parameter_names=_LLADA2_NAMES,
+        default_head_dim=None,
+        end_tokens=("<|role_end|>", "<|endoftext|>"),
+        fused_qkv=True,
+        router="grouped_sigmoid",
+        expert_bias=True,
+        expert_keys={
+            **_ROUTER_KEYS,
+            "intermediate_size": "moe_intermediate_size",
+            "num_shared": "num_shared_experts",
+            "num_groups": "n_group",
+            "groups_per_token": "topk_group",
+            "scaling": "routed_scaling_factor",
+        },
+        dense_key="first_k_dense_replace",
+        fixed_keys={
+            "score_function": "sigmoid",
+            "moe_router_enable_expert_bias": True,
+            "norm_topk_prob": True,
+            "use_qk_norm": True,
+            "use_rmsnorm": True,
+            "use_bias": False,
+            "use_qkv_bias": False,
+            "norm_head": False,
+            "norm_softmax": False,
+            "using_split_qkv_in_self_attention": False,
+            "router_dtype": "fp32",
+        },
+        ignored_keys=("output_dropout", "output_router_logits", "rotary_dim"),
+    ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _RECORDS}
 
@@ -228,7 +364,8 @@ AUTOREGRESSIVE = {
 
 
 def published_name(name: str, family: Family) -> str:
-    """Published name of one of our parameters."""
+    """Published name of one of our parameters; of a tensor of all experts with `{e}` where each
+    expert's number stands."""
     parts = name.split(".")
     layer = parts[2] if parts[:2] == ["model", "layers"] else None
     generic = name if layer is None else ".".join([*parts[:2], "{i}", *parts[3:]])

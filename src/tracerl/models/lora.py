@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from tracerl.errors import CheckpointError
+from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.families import published_name
+from tracerl.models.mlp import ExpertLinear
 from tracerl.models.transformer import Transformer
-from tracerl.models.weights import check_tensor
+from tracerl.models.weights import check_tensor, published_parts
 from tracerl.settings.models import Lora
 
 _PREFIX = "base_model.model."
@@ -65,6 +66,14 @@ class Adapters:
     """what dropout draws from, once `policy.seed_dropout` has been called"""
 
 
+def drop_inputs(x: torch.Tensor, adapters: Adapters) -> torch.Tensor:
+    """x with entries dropped at the adapters' rate and the others scaled up, drawn from the
+    adapters' generator."""
+    rate = adapters.settings.dropout
+    draws = torch.rand(x.shape, device=x.device, generator=adapters.generator)
+    return x * (draws >= rate) / (1 - rate)
+
+
 class LoraLinear(nn.Linear):
     """A frozen linear layer and its adapter: lora_A [rank, in], lora_B [out, rank]."""
 
@@ -84,17 +93,10 @@ class LoraLinear(nn.Linear):
         self.lora_B = nn.Linear(rank, self.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(
-            self.lora_A(self._dropout(input))
-        )
+        is_dropping = self.training and self.adapters.settings.dropout > 0
+        inputs = drop_inputs(input, self.adapters) if is_dropping else input
+        out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(self.lora_A(inputs))
         return out
-
-    def _dropout(self, x: torch.Tensor) -> torch.Tensor:
-        rate = self.adapters.settings.dropout
-        if not (self.training and rate):
-            return x
-        draws = torch.rand(x.shape, device=x.device, generator=self.adapters.generator)
-        return x * (draws >= rate) / (1 - rate)
 
     def merge(self) -> nn.Linear:
         """The layer with its adapter added to the weight, in float32 or wider before it is
@@ -112,38 +114,99 @@ class LoraLinear(nn.Linear):
         return plain
 
 
+class LoraExpertLinear(ExpertLinear):
+    """A frozen linear layer of every expert and an adapter for each: lora_A [experts, rank, in],
+    lora_B [experts, out, rank]."""
+
+    def __init__(self, frozen: ExpertLinear, adapters: Adapters) -> None:
+        nn.Module.__init__(self)
+        device = frozen.weight.device
+        dtype = frozen.weight.dtype
+        rank = adapters.settings.rank
+        count = len(frozen.weight)
+        self.in_features = frozen.in_features
+        self.out_features = frozen.out_features
+        self.training = frozen.training
+        self.weight = frozen.weight
+        self.adapters = adapters
+        self.scale = adapters.settings.alpha / rank
+        with torch.device(device):
+            self.lora_A = ExpertLinear(count, self.in_features, rank).to(dtype)
+            self.lora_B = ExpertLinear(count, rank, self.out_features).to(dtype)
+
+    def forward(self, input: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        is_dropping = self.training and self.adapters.settings.dropout > 0
+        inputs = drop_inputs(input, self.adapters) if is_dropping else input
+        change = self.lora_B(self.lora_A(inputs, ends), ends)
+        out: torch.Tensor = super().forward(input, ends) + self.scale * change
+        return out
+
+    def merge(self) -> ExpertLinear:
+        """The layer with its adapters added to the weight, expert by expert, in float32 or wider
+        before it is rounded."""
+        weight = self.weight.detach()
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        merged = torch.empty_like(weight)
+        for expert, (a, b) in enumerate(zip(self.lora_A.weight, self.lora_B.weight, strict=True)):
+            change = self.scale * (b.detach().to(wide) @ a.detach().to(wide))
+            merged[expert] = (weight[expert].to(wide) + change).to(weight.dtype)
+        with torch.device("meta"):
+            plain = ExpertLinear(len(weight), self.in_features, self.out_features)
+        plain.weight = nn.Parameter(merged)
+        return plain
+
+
+AnyLinear = nn.Linear | ExpertLinear
+
+
 def adapt_layers(model: Transformer, adapters: Adapters) -> None:
-    """Freezes the model and replaces the layers that the settings name by adapted ones."""
+    """Freezes the model and replaces the layers that the settings name by adapted ones. Raises
+    ParamsError for a name that no layer of the model has."""
     model.requires_grad_(False)
-    for path, layer in list(_linear_layers(model)):
-        if path.rpartition(".")[2] in adapters.settings.targets:
+    layers = list(_linear_layers(model))
+    names = {path.rpartition(".")[2] for path, _ in layers}
+    missing = [name for name in adapters.settings.targets if name not in names]
+    if missing:
+        raise ParamsError(
+            "the model has no layers of these names",
+            where="lora.targets",
+            got=missing,
+            wanted=f"of {sorted(names)}",
+        )
+    for path, layer in layers:
+        if path.rpartition(".")[2] not in adapters.settings.targets:
+            continue
+        if isinstance(layer, ExpertLinear):
+            model.set_submodule(path, LoraExpertLinear(layer, adapters))
+        else:
             model.set_submodule(path, LoraLinear(layer, adapters))
 
 
 def merge_layers(model: Transformer) -> None:
     """Adds adapters to the weights of their layers and makes all weights trainable."""
     for path, layer in list(_linear_layers(model)):
-        if isinstance(layer, LoraLinear):
+        if isinstance(layer, LoraLinear | LoraExpertLinear):
             model.set_submodule(path, layer.merge())
     model.requires_grad_(True)
 
 
 def adapter_state(model: Transformer) -> dict[str, torch.Tensor]:
     """The adapters' tensors under the names that PEFT gives them on the published model."""
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
-    return {
-        _peft_name(name, model): tensor.detach().contiguous() for name, tensor in tensors.items()
-    }
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if ".lora_" in name:
+            for published, part in _peft_parts(name, tensor, model):
+                state[published] = part.detach().contiguous()
+    return state
 
 
 def load_adapter_state(model: Transformer, tensors: Mapping[str, torch.Tensor], where: str) -> None:
     """Copies a PEFT file's tensors into the model's adapters. Raises CheckpointError for what is
     missing, left over or misshapen."""
-    wanted = {
-        _peft_name(name, model): parameter
-        for name, parameter in model.named_parameters()
-        if ".lora_" in name
-    }
+    wanted: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            wanted.update(_peft_parts(name, parameter.detach(), model))
     for kind, names in (
         ("are missing", wanted.keys() - tensors.keys()),
         ("are left over", tensors.keys() - wanted.keys()),
@@ -156,9 +219,9 @@ def load_adapter_state(model: Transformer, tensors: Mapping[str, torch.Tensor], 
                 wanted=f"{len(wanted)} tensors",
             )
     with torch.no_grad():
-        for name, parameter in wanted.items():
-            check_tensor(tensors[name], parameter, f"{where}: {name}")
-            parameter.copy_(tensors[name])
+        for name, target in wanted.items():
+            check_tensor(tensors[name], target, f"{where}: {name}")
+            target.copy_(tensors[name])
 
 
 def adapter_config(model: Transformer, settings: Lora, base: str) -> dict[str, Any]:
@@ -199,10 +262,10 @@ def settings_of(
             got=unsupported,
             wanted={key: _SUPPORTED.get(key, True) for key in unsupported},
         )
-    by_name = {
-        f"{_PREFIX}{published_name(f'{path}.weight', model.family)}": path
-        for path, _ in _linear_layers(model)
-    }
+    by_name = {}
+    for module, layer in _linear_layers(model):
+        for published, _ in published_parts(f"{module}.weight", layer.weight, model.family):
+            by_name[f"{_PREFIX}{published}"] = module
     targets = set()
     for name in names:
         path = by_name.get(name.replace(".lora_A.", ".").replace(".lora_B.", "."))
@@ -237,37 +300,40 @@ def draw_adapters(model: Transformer, generator: np.random.Generator) -> None:
     """Fresh adapters: A uniform in +-1/sqrt(fan-in), as PEFT draws it, B zero."""
     with torch.no_grad():
         for _, layer in _linear_layers(model):
-            if isinstance(layer, LoraLinear):
+            if isinstance(layer, LoraLinear | LoraExpertLinear):
                 bound = layer.in_features**-0.5
                 drawn = generator.uniform(-bound, bound, tuple(layer.lora_A.weight.shape))
                 layer.lora_A.weight.copy_(torch.from_numpy(drawn))
                 layer.lora_B.weight.zero_()
 
 
-def _linear_layers(model: Transformer) -> Iterator[tuple[str, nn.Linear]]:
-    """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or
-    not."""
+def _linear_layers(model: Transformer) -> Iterator[tuple[str, AnyLinear]]:
+    """(dotted path, layer) of every linear layer inside the transformer's layers, adapted or not,
+    those of all experts as one."""
     for path, layer in model.named_modules():
         if (
-            isinstance(layer, nn.Linear)
+            isinstance(layer, AnyLinear)
             and path.startswith("model.layers.")
             and ".lora_" not in path
         ):
             yield path, layer
 
 
-def _peft_name(name: str, model: Transformer) -> str:
-    """PEFT's name of one of our adapters' tensors."""
+def _peft_parts(
+    name: str, tensor: torch.Tensor, model: Transformer
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """PEFT's names and tensors of one of our adapters' tensors: itself, or one for each expert."""
     path, kind = name.removesuffix(".weight").rsplit(".", 1)
-    published = published_name(f"{path}.weight", model.family).removesuffix(".weight")
-    return f"{_PREFIX}{published}.{kind}.weight"
+    for published, part in published_parts(f"{path}.weight", tensor, model.family):
+        yield f"{_PREFIX}{published.removesuffix('.weight')}.{kind}.weight", part
 
 
 def _peft_targets(model: Transformer) -> list[str]:
     """Published names of the adapted modules: the last part where no other module ends so (LLaDA's
     head does), else the whole path."""
     layers = dict(_linear_layers(model))
-    adapted = {path for path, layer in layers.items() if isinstance(layer, LoraLinear)}
+    kinds = LoraLinear | LoraExpertLinear
+    adapted = {path for path, layer in layers.items() if isinstance(layer, kinds)}
     paths = {
         path: published_name(f"{path}.weight", model.family).removesuffix(".weight")
         for path in (*layers, "lm_head")

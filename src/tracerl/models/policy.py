@@ -12,6 +12,7 @@ import torch
 
 from tracerl.errors import ParamsError
 from tracerl.models.auxiliary import load_module, save_module
+from tracerl.models.families import FAMILIES, Family
 from tracerl.models.lora import (
     Adapters,
     adapt_layers,
@@ -19,6 +20,7 @@ from tracerl.models.lora import (
     draw_adapters,
     merge_layers,
 )
+from tracerl.models.mlp import Experts
 from tracerl.models.order import FOLDER, OrderModule, draw_order_module
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import (
@@ -27,7 +29,7 @@ from tracerl.models.transformer import (
     Transformer,
     draw_weights,
 )
-from tracerl.settings.models import Lora, ModelShape
+from tracerl.settings.models import ExpertShape, Lora, ModelShape
 
 
 class Policy(Transformer):
@@ -47,7 +49,25 @@ class Policy(Transformer):
 
 
 def shape_architecture(shape: ModelShape, tokenizer: Tokenizer) -> Architecture:
-    """The architecture of a new model: the shape of the params over a tokenizer's vocabulary."""
+    """The architecture of a new model: the shape of the params over a tokenizer's vocabulary.
+
+    Raises ParamsError for experts or partial rotary positions of a family that has none.
+    """
+    family = FAMILIES[shape.family]
+    if (shape.experts is not None) != bool(family.dense_key):
+        raise ParamsError(
+            "the family does not go with experts" if shape.experts else "the family needs experts",
+            where="base.model.experts",
+            got=shape.family,
+            wanted=", ".join(name for name, other in FAMILIES.items() if other.dense_key),
+        )
+    if shape.rotary_factor != 1.0 and "rotary_factor" not in family.config_keys:
+        raise ParamsError(
+            "the family rotates whole heads",
+            where="base.model.rotary_factor",
+            got=shape.rotary_factor,
+            wanted="1.0",
+        )
     return Architecture(
         family=shape.family,
         vocab_size=tokenizer.vocab_size,
@@ -61,6 +81,39 @@ def shape_architecture(shape: ModelShape, tokenizer: Tokenizer) -> Architecture:
         norm_eps=shape.norm_eps,
         tie_embeddings=shape.tie_embeddings,
         mask_id=tokenizer.mask_id,
+        rotary_factor=shape.rotary_factor,
+        experts=None if shape.experts is None else _experts_of(shape.experts, family),
+    )
+
+
+def _experts_of(shape: ExpertShape, family: Family) -> Experts:
+    """The experts of the params, as far as the family has what they say."""
+    values = {
+        "num_groups": (shape.num_groups, 1),
+        "groups_per_token": (shape.groups_per_token, 1),
+        "scaling": (shape.scaling, 1.0),
+        "num_shared": (shape.num_shared, 0),
+    }
+    has_shared = {"num_shared", "shared_size"} & family.expert_keys.keys()
+    for name, (value, plain) in values.items():
+        is_there = has_shared if name == "num_shared" else name in family.expert_keys
+        if value != plain and not is_there:
+            raise ParamsError(
+                "the family's experts have no such key",
+                where=f"base.model.experts.{name}",
+                got=value,
+                wanted=plain,
+            )
+    return Experts(
+        num_experts=shape.num_experts,
+        per_token=shape.per_token,
+        intermediate_size=shape.intermediate_size,
+        shared_size=shape.num_shared * shape.intermediate_size,
+        dense_layers=tuple(range(shape.num_dense)),
+        renormalise="renormalise" in family.expert_keys,
+        num_groups=shape.num_groups,
+        groups_per_token=shape.groups_per_token,
+        scaling=shape.scaling,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from tracerl.errors import CheckpointError
 from tracerl.models.directory import read_json
 from tracerl.models.families import ATTENTION_KEY, AUTOREGRESSIVE, FAMILIES, Family
+from tracerl.models.mlp import Experts
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import Architecture
 
@@ -87,7 +88,17 @@ _LARGEST: dict[str, float] = {
     "head_dim": 1 << 12,
     "rope_theta": 1e12,
     "norm_eps": 0.1,
+    "rotary_factor": 1.0,
+    "num_experts": 1 << 14,
+    "per_token": 1 << 10,
+    "shared_size": 1 << 20,
+    "num_shared": 1 << 10,
+    "num_groups": 1 << 14,
+    "groups_per_token": 1 << 14,
+    "scaling": 1e6,
 }
+_FLOATS = ("rope_theta", "norm_eps", "rotary_factor", "scaling")
+_FLAGS = ("tie_embeddings", "renormalise")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -217,7 +228,8 @@ def architecture_of(
     for ours, key in family.config_keys.items():
         values[ours] = _check_value(ours, values[ours], f"{where}: {key}")
     _check_heads(values, where)
-    return Architecture(family=family.name, **values)
+    experts = _experts_of(flat, family, values["num_layers"], where) if family.dense_key else None
+    return Architecture(family=family.name, experts=experts, **values)
 
 
 def _flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -259,7 +271,9 @@ def _flat(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
     """Raises CheckpointError for keys that are not known, or not at their value."""
-    used = {*family.config_keys.values(), "vocab_size"}
+    used = {*family.config_keys.values(), "vocab_size", *family.expert_keys.values()}
+    used |= {family.dense_key, *family.ignored_keys}
+    only = {**_ONLY, **family.fixed_keys}
     if family.says_attention:
         used.add(ATTENTION_KEY)
     unknown = {}
@@ -267,16 +281,16 @@ def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
     for key, value in flat.items():
         if value is None or key in used or key in _IGNORED:
             continue
-        if key not in _ONLY:
+        if key not in only:
             unknown[key] = value
-        elif value != _ONLY[key] or isinstance(value, bool) != isinstance(_ONLY[key], bool):
+        elif value != only[key] or isinstance(value, bool) != isinstance(only[key], bool):
             unsupported[key] = value
     if unsupported:
         raise CheckpointError(
             "the config asks for what this transformer does not do",
             where=where,
             got=unsupported,
-            wanted={key: _ONLY[key] for key in unsupported},
+            wanted={key: only[key] for key in unsupported},
         )
     if unknown:
         raise CheckpointError(
@@ -290,8 +304,7 @@ def _check_keys(flat: Mapping[str, Any], family: Family, where: str) -> None:
 
 def _check_value(ours: str, value: Any, where: str) -> int | float | bool:
     """A value of its type and range. Raises CheckpointError."""
-    kinds: dict[str, Any] = {"rope_theta": float, "norm_eps": float, "tie_embeddings": bool}
-    kind = kinds.get(ours, int)
+    kind: Any = bool if ours in _FLAGS else float if ours in _FLOATS else int
     if isinstance(value, bool) != (kind is bool) or not isinstance(value, (kind, int)):
         raise CheckpointError(
             "a key of the config is not of its type",
@@ -312,13 +325,67 @@ def _check_value(ours: str, value: Any, where: str) -> int | float | bool:
 
 
 def _check_heads(values: Mapping[str, Any], where: str) -> None:
-    if values["num_heads"] % values["num_kv_heads"] or values["head_dim"] % 2:
+    rotated = int(values["head_dim"] * values.get("rotary_factor", 1.0))
+    if values["num_heads"] % values["num_kv_heads"] or rotated % 2 or not rotated:
         raise CheckpointError(
             "the heads do not fit together",
             where=where,
             got={key: values[key] for key in ("num_heads", "num_kv_heads", "head_dim")},
-            wanted="whole groups of heads, an even head_dim",
+            wanted="whole groups of heads, an even number of rotated dimensions",
         )
+
+
+def _experts_of(flat: Mapping[str, Any], family: Family, num_layers: int, where: str) -> Experts:
+    """The shape of a config's mixtures of experts. Raises CheckpointError for keys that are
+    missing, of another type or out of range, and for groups that do not fit."""
+    values: dict[str, Any] = {}
+    for ours, key in family.expert_keys.items():
+        value = flat.get(key)
+        if value is None and ours == "shared_size":
+            value = 0
+        if value is None:
+            raise CheckpointError(
+                "the config lacks keys", where=where, got=sorted(flat), wanted=[key]
+            )
+        is_none = ours in ("shared_size", "num_shared") and value == 0
+        values[ours] = 0 if is_none else _check_value(ours, value, f"{where}: {key}")
+    if "num_shared" in values:
+        values["shared_size"] = values.pop("num_shared") * values["intermediate_size"]
+    experts = Experts(
+        **{"shared_size": 0, **values}, dense_layers=_dense_layers(flat, family, num_layers, where)
+    )
+    group_size, rest = divmod(experts.num_experts, experts.num_groups)
+    available = group_size * experts.groups_per_token
+    if rest or experts.groups_per_token > experts.num_groups or experts.per_token > available:
+        raise CheckpointError(
+            "the experts do not fit together",
+            where=where,
+            got=values,
+            wanted="groups of equal size, and at least as many experts in a token's groups as it "
+            "is sent to",
+        )
+    return experts
+
+
+def _dense_layers(
+    flat: Mapping[str, Any], family: Family, num_layers: int, where: str
+) -> tuple[int, ...]:
+    """Layers with a dense MLP, as `dense_key` says it: how many are first, which ones, or for every
+    layer whether it is sparse."""
+    value = flat.get(family.dense_key)
+    if type(value) is int and value >= 0:
+        value = list(range(min(value, num_layers)))
+    elif family.dense_key == "moe_layer_freq" and isinstance(value, list):
+        is_whole = len(value) == num_layers
+        value = [i for i, is_sparse in enumerate(value) if not is_sparse] if is_whole else None
+    if not isinstance(value, list) or any(i not in range(num_layers) for i in value):
+        raise CheckpointError(
+            "a key of the config is not of its type",
+            where=f"{where}: {family.dense_key}",
+            got=repr(flat.get(family.dense_key)),
+            wanted=f"which of {num_layers} layers are dense",
+        )
+    return tuple(sorted(value))
 
 
 def _values(flat: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -338,8 +405,27 @@ def _values(flat: Mapping[str, Any], family: Family) -> dict[str, Any]:
         "head_dim": head_dim,
         "tie_embeddings": False,
         "mask_id": -1,  # the tokenizer names it
+        "rotary_factor": 1.0,
     }
-    return {**defaults, **values}
+    known = {ours: value for ours, value in defaults.items() if ours in family.config_keys}
+    return {**known, **values}
+
+
+def _expert_config(arch: Architecture, family: Family) -> dict[str, Any]:
+    """What a new model's config says of its experts."""
+    experts = arch.experts
+    if experts is None:
+        return {}
+    config = dict(family.fixed_keys)
+    num_shared = experts.shared_size // experts.intermediate_size
+    for ours, key in family.expert_keys.items():
+        config[key] = num_shared if ours == "num_shared" else getattr(experts, ours)
+    forms = {
+        "first_k_dense_replace": len(experts.dense_layers),
+        "moe_layer_freq": [int(i not in experts.dense_layers) for i in range(arch.num_layers)],
+        "mlp_only_layers": list(experts.dense_layers),
+    }
+    return {**config, family.dense_key: forms[family.dense_key]}
 
 
 def config_of(policy: Policy) -> dict[str, Any]:
@@ -352,6 +438,7 @@ def config_of(policy: Policy) -> dict[str, Any]:
         del shape[family.config_keys["head_dim"]]
     if family.says_attention:
         shape[ATTENTION_KEY] = family.attention
+    shape |= _expert_config(arch, family)
     published = policy.published_config
     if not published:
         new = {

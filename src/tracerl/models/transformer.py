@@ -1,9 +1,10 @@
 """The one transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-The near-identical architectures of the families are flags (`qk_norm`, `qkv_bias`,
-`tie_embeddings`). Parameter names are those of the published Qwen-like checkpoints; `checkpoint.py`
-translates the others. The model returns hidden states; `logits` is called by whoever knows which
-positions are predicted, so that a [rows, length, vocabulary] tensor is never made.
+The near-identical architectures of the families are flags (`qk_norm`, `qkv_bias`, `fused_qkv`,
+`tie_embeddings`, ...). Parameter names are those of the published Qwen-like checkpoints;
+`checkpoint.py` translates the others. The model returns hidden states; `logits` is called by
+whoever knows which positions are predicted, so that a [rows, length, vocabulary] tensor is never
+made.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tracerl.models.attention import Backend, Prepared, attend, prepare
 from tracerl.models.families import FAMILIES, Family
 from tracerl.models.masks import Layout
+from tracerl.models.mlp import MLP, Experts, MixtureOfExperts
 
 LOGITS_AT_ONCE = 1 << 24  # numbers in a table of logits: 64 MB in float32
 Read = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -50,6 +52,15 @@ class Architecture:
     """whether head and embeddings are one parameter"""
     mask_id: int
     """token id of the mask; -1 until a tokenizer names it"""
+    rotary_factor: float = 1.0
+    """share of a head's first dimensions that are rotated"""
+    experts: Experts | None = None
+    """shape of the mixtures of experts; None: all layers are dense"""
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated."""
+        return int(self.head_dim * self.rotary_factor)
 
 
 class KeyValueCache:
@@ -125,9 +136,14 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, arch.head_dim
         query_size, key_size = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-        self.q_proj = nn.Linear(arch.hidden_size, query_size, bias=family.qkv_bias)
-        self.k_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
-        self.v_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
+        self.sizes = [query_size, key_size, key_size]
+        self.is_fused = family.fused_qkv
+        if self.is_fused:
+            self.qkv_proj = nn.Linear(arch.hidden_size, sum(self.sizes), bias=family.qkv_bias)
+        else:
+            self.q_proj = nn.Linear(arch.hidden_size, query_size, bias=family.qkv_bias)
+            self.k_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
+            self.v_proj = nn.Linear(arch.hidden_size, key_size, bias=family.qkv_bias)
         self.o_proj = nn.Linear(query_size, arch.hidden_size, bias=False)
         self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if family.qk_norm else nn.Identity()
@@ -141,26 +157,23 @@ class SelfAttention(nn.Module):
         window: CacheWindow | None,
     ) -> torch.Tensor:
         b, length, _ = x.shape
-        query = rotate(self.q_norm(self.q_proj(x).view(b, length, -1, self.head_dim)), rotary)
-        key = rotate(self.k_norm(self.k_proj(x).view(b, length, -1, self.head_dim)), rotary)
-        value = self.v_proj(x).view(b, length, -1, self.head_dim)
+        query, key, value = self._project(x)
+        query = rotate(self.q_norm(query.view(b, length, -1, self.head_dim)), rotary)
+        key = rotate(self.k_norm(key.view(b, length, -1, self.head_dim)), rotary)
+        value = value.view(b, length, -1, self.head_dim)
         if window is not None:
             key, value = window.exchange(self.layer, layout.positions, key, value)
         out = attend(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), seen)
         projected: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(b, length, -1))
         return projected
 
-
-class MLP(nn.Module):
-    def __init__(self, arch: Architecture) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(arch.hidden_size, arch.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(arch.intermediate_size, arch.hidden_size, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+    def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of all heads, [B, L, heads * head_dim] each."""
+        if not self.is_fused:
+            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        query, key, value = self.qkv_proj(x).split(self.sizes, dim=-1)
+        # Contiguous, as the products of three weights are.
+        return query.contiguous(), key.contiguous(), value.contiguous()
 
 
 class Layer(nn.Module):
@@ -169,7 +182,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(arch.hidden_size, arch.norm_eps)
         self.self_attn = SelfAttention(arch, family, layer)
         self.post_attention_layernorm = RMSNorm(arch.hidden_size, arch.norm_eps)
-        self.mlp = MLP(arch)
+        self.mlp: nn.Module = MLP(arch.hidden_size, arch.intermediate_size)
+        if arch.experts is not None and layer not in arch.experts.dense_layers:
+            self.mlp = MixtureOfExperts(arch.hidden_size, arch.experts, family)
 
     def forward(
         self,
@@ -281,7 +296,7 @@ class Transformer(nn.Module):
         x = self.model.embed_tokens(input_ids)
         seen = prepare(layout, self.attention, x.dtype)
         rotary = rotary_table(
-            layout.positions, self.architecture.head_dim, self.architecture.rope_theta, x.dtype
+            layout.positions, self.architecture.rotary_dim, self.architecture.rope_theta, x.dtype
         )
         for layer in self.model.layers:
             if self.checkpoint_layers and torch.is_grad_enabled():
@@ -333,8 +348,12 @@ def rotary_table(
 
 def rotate(x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """Applies rotary positions to x [B, L, H, D] (first half paired with second half, as the
-    published families do)."""
+    published families do); where the table is narrower than D, to the first dimensions."""
     cos, sin = rotary
+    size = cos.shape[-1]
+    if size < x.shape[-1]:
+        turned = rotate(x[..., :size], rotary)
+        return torch.cat([turned, x[..., size:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
@@ -355,9 +374,9 @@ def draw_weights(model: Transformer, generator: np.random.Generator) -> None:
     zero, norms are left at one."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 2:
+            if parameter.dim() > 1:
                 is_vocabulary = "embed_tokens" in name or "lm_head" in name
-                scale = 0.02 if is_vocabulary else parameter.shape[1] ** -0.5
+                scale = 0.02 if is_vocabulary else parameter.shape[-1] ** -0.5
                 drawn = generator.standard_normal(tuple(parameter.shape), dtype=np.float32) * scale
                 parameter.copy_(torch.from_numpy(drawn))
             elif name.endswith("bias"):

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from tracerl.errors import CheckpointError
 from tracerl.models.directory import has_file, read_json, safe_path
+from tracerl.models.families import Family, published_name
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -45,6 +46,19 @@ class Target:
     """published name of a tensor that may be stored besides -> of the parameter it must equal"""
     owner: str
     """what has these parameters, for errors"""
+
+
+def published_parts(
+    name: str, tensor: torch.Tensor, family: Family
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Published names and tensors of one of our parameters: itself, or one for each expert, which
+    share its memory."""
+    published = published_name(name, family)
+    if "{e}" not in published:
+        yield published, tensor
+        return
+    for expert, part in enumerate(tensor.unbind()):
+        yield published.replace("{e}", str(expert)), part
 
 
 def fill_parameters(target: Target, directory: Path) -> None:
@@ -278,7 +292,14 @@ def write_tensors(
 
 def write_shards(state: Mapping[str, torch.Tensor], directory: Path, shard_bytes: int) -> None:
     """Writes tensors as published checkpoints are: one file, or shards and their index."""
-    split = split_torch_state_dict_into_shards(dict(state), max_shard_size=shard_bytes)
+    split = split_state_dict_into_shards_factory(
+        dict(state),
+        get_storage_size=lambda tensor: tensor.nbytes,
+        # Experts share the memory of one tensor, and still are tensors of their own in a file.
+        get_storage_id=lambda tensor: None,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
     for name, tensors in split.filename_to_tensors.items():
         write_tensors(
             {tensor: state[tensor] for tensor in tensors}, directory / name, {"format": "pt"}

@@ -7,6 +7,37 @@ from pydantic import Field, model_validator
 from tracerl.settings.base import Positive, Section
 
 
+class ExpertShape(Section):
+    """Shape of the mixtures of experts of a new model, of the families that have them."""
+
+    num_experts: int = Positive
+    """Experts of a layer, a multiple of num_groups."""
+    per_token: int = Positive
+    """Experts that each token goes through."""
+    intermediate_size: int = Positive
+    """Width inside an expert."""
+    num_shared: int = Field(ge=0)
+    """Experts that every token goes through besides (llada-moe, llada2)."""
+    num_dense: int = Field(ge=0)
+    """First layers that have a dense MLP instead."""
+    num_groups: int = Positive
+    """Groups of neighbouring experts (llada2)."""
+    groups_per_token: int = Positive
+    """Groups that a token's experts are chosen from (llada2)."""
+    scaling: float = Field(gt=0.0)
+    """Factor of the weights of a token's experts (llada2)."""
+
+    @model_validator(mode="after")
+    def _experts_fit(self) -> Self:
+        available = self.num_experts // self.num_groups * self.groups_per_token
+        if self.num_experts % self.num_groups or self.per_token > available:
+            raise ValueError(
+                "num_experts must be a multiple of num_groups, and a token's groups must have at "
+                "least per_token experts"
+            )
+        return self
+
+
 class ModelShape(Section):
     """Shape of the small default model; its vocabulary comes from the character tokenizer."""
 
@@ -22,6 +53,9 @@ class ModelShape(Section):
         "a2d-llama-block",
         "stable-diffcoder",
         "fast-dllm-v2",
+        "sdar-moe",
+        "llada-moe",
+        "llada2",
     ]
     """Attention and prediction of models/families.py. Of an imported a2d checkpoint, which does not
     say it, also the attention it was trained with."""
@@ -43,6 +77,10 @@ class ModelShape(Section):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
     """Whether the LM head is the embedding."""
+    rotary_factor: float = Field(default=1.0, gt=0.0, le=1.0, exclude_if=lambda x: x == 1.0)
+    """Share of a head's dimensions that rotary positions turn (llada-moe, llada2)."""
+    experts: ExpertShape | None = Field(default=None, exclude_if=lambda x: x is None)
+    """Mixtures of experts of the families that have them, null for dense layers."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -54,7 +92,9 @@ class ModelShape(Section):
         return self
 
 
-Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+Projection = Literal[
+    "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+]
 
 
 class Lora(Section):
@@ -67,7 +107,8 @@ class Lora(Section):
     dropout: float = Field(ge=0.0, lt=1.0)
     """Dropout probability of the adapter's input, in supervised training only."""
     targets: Annotated[list[Projection], Field(min_length=1)]
-    """Linear layers that get an adapter, in every layer of the transformer."""
+    """Linear layers that get an adapter, in every layer of the transformer; of the experts, each.
+    llada2 has qkv_proj instead of the first three."""
 
 
 class TokenIds(Section):
