@@ -97,12 +97,15 @@ def test_base_traces_sft_rl_and_evaluation_run(
         for stage in ("base", "sft@short", "rl@short")
     ]
     assert hashes[0] != hashes[1]
+    has_experts = bool(FAMILIES[family].dense_key)
     for name in ("base", "sft@short", "rl@short"):
         header, *rows = (
             line.split("\t")
             for line in (folder / "reports" / "curves" / f"{name}.tsv").read_text().splitlines()
         )
         assert all(math.isfinite(float(row[header.index("loss")])) for row in rows)
+        figures = {"expert_load", "idle_experts", "router_ties"}
+        assert figures & set(header) == (figures if has_experts else set())
     iterations = [
         pq.read_table(file)
         for file in sorted((folder / "data" / "rollouts" / "rl@short").glob("iter-*.parquet"))

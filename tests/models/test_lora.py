@@ -25,7 +25,7 @@ from tracerl.models.checkpoint import (
     policy_hash,
     save_checkpoint,
 )
-from tracerl.models.lora import LoraLinear
+from tracerl.models.lora import LoraExpertLinear, LoraLinear
 from tracerl.models.masks import Layout
 from tracerl.models.policy import Policy, merge_adapters, seed_dropout
 from tracerl.models.tokenizer import character_tokenizer
@@ -237,7 +237,8 @@ def test_dropout_keeps_the_expected_input(base):
 
 def test_fresh_adapters_are_drawn_in_the_range_of_their_fan_in(base):
     model = adapted(base)
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLinear)]
+    kinds = LoraLinear | LoraExpertLinear
+    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
     assert any(layer.in_features != layer.out_features for layer in layers)
     for layer in layers:
         largest = float(layer.lora_A.weight.detach().abs().max())

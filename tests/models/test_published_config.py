@@ -36,12 +36,6 @@ NOT_SUPPORTED: dict[str, dict[str, Any]] = {
         "model_type": "llama",
         "architectures": ["DiscreteDiffusionModel"],
     },
-    "LLaDAMoEModelLM": {
-        "model_type": "llada",
-        "architectures": ["LLaDAMoEModelLM"],
-        "auto_map": {"AutoModel": "modeling_lladamoe.LLaDAMoEModelLM"},
-    },
-    "SDARMoeForCausalLM": {"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]},
     "WeDLM": {"model_type": "wedlm", "architectures": ["WeDLMForCausalLM"]},
     "StableDiffcoderV2": {
         "model_type": "llama",
@@ -98,6 +92,15 @@ SUPPORTED |= {
             },
         },
     ],
+    "llada-moe": [
+        {
+            "model_type": "llada",
+            "architectures": ["LLaDAMoEModelLM"],
+            "auto_map": {"AutoModel": "modeling_lladamoe.LLaDAMoEModelLM"},
+        }
+    ],
+    "sdar-moe": [{"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"]}],
+    "llada2": [{"model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"]}],
     "fast-dllm-v2": [
         {"model_type": "Fast_dLLM_Qwen", "architectures": ["Fast_dLLM_QwenForCausalLM"]},
         {"model_type": "fast_dllm_qwen"},

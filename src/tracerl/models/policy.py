@@ -61,12 +61,12 @@ def shape_architecture(shape: ModelShape, tokenizer: Tokenizer) -> Architecture:
             got=shape.family,
             wanted=", ".join(name for name, other in FAMILIES.items() if other.dense_key),
         )
-    if shape.rotary_factor != 1.0 and "rotary_factor" not in family.config_keys:
+    if shape.rotary_factor is not None and "rotary_factor" not in family.config_keys:
         raise ParamsError(
             "the family rotates whole heads",
             where="base.model.rotary_factor",
             got=shape.rotary_factor,
-            wanted="1.0",
+            wanted="null",
         )
     return Architecture(
         family=shape.family,
@@ -81,7 +81,7 @@ def shape_architecture(shape: ModelShape, tokenizer: Tokenizer) -> Architecture:
         norm_eps=shape.norm_eps,
         tie_embeddings=shape.tie_embeddings,
         mask_id=tokenizer.mask_id,
-        rotary_factor=shape.rotary_factor,
+        rotary_factor=1.0 if shape.rotary_factor is None else shape.rotary_factor,
         experts=None if shape.experts is None else _experts_of(shape.experts, family),
     )
 

@@ -77,8 +77,10 @@ class ModelShape(Section):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
     """Whether the LM head is the embedding."""
-    rotary_factor: float = Field(default=1.0, gt=0.0, le=1.0, exclude_if=lambda x: x == 1.0)
-    """Share of a head's dimensions that rotary positions turn (llada-moe, llada2)."""
+    rotary_factor: float | None = Field(
+        default=None, gt=0.0, le=1.0, exclude_if=lambda x: x is None
+    )
+    """Share of a head's dimensions that rotary positions turn (llada-moe, llada2), null for all."""
     experts: ExpertShape | None = Field(default=None, exclude_if=lambda x: x is None)
     """Mixtures of experts of the families that have them, null for dense layers."""
 

@@ -27,6 +27,7 @@ import torch
 from tracerl.evaluation.metrics import summarise
 from tracerl.models.checkpoint import load_for_training, save_checkpoint
 from tracerl.models.policy import Policy, fit_order_module
+from tracerl.models.routing import watch_routing
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.value import ValueModel, load_value_model, save_value_model
 from tracerl.rollouts.task_pools import fitting_tasks, held_out_tasks, training_tasks
@@ -254,13 +255,14 @@ def _iterate(round_: _Round, pools: TaskPools, iteration: int) -> dict[str, Any]
         if len(part):
             batch = make_batch(round_.estimator, collection.groups, advantages, part.tolist())
             batches.append(batch)
-    update_metrics = round_.policy_update.update(batches, iteration)
+    with watch_routing(round_.models.policy) as routing:
+        update_metrics = round_.policy_update.update(batches, iteration)
     round_.trainer.sync_model()
     summary = summarise(collection.rows, 1, context.seed)
     row: dict[str, Any] = {"iteration": iteration}
     if round_.phase is not None:
         row |= {"phase": round_.phase, "accuracy": summary["accuracy"]}
-    row |= {**collection.metrics, **update_metrics, **value_metrics}
+    row |= {**collection.metrics, **update_metrics, **routing.row(), **value_metrics}
     for name in ("tokens_per_step", "mean_length", "truncation_rate", "empty_rate"):
         row[name] = summary[name]
     return row

@@ -22,6 +22,7 @@ from tracerl.errors import ParamsError
 from tracerl.models.families import FAMILIES, Attention, Family
 from tracerl.models.masks import block_starts_after, first_live_start
 from tracerl.models.policy import Policy, seed_dropout
+from tracerl.models.routing import watch_routing
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.objectives.likelihood import token_logprobs
 from tracerl.objectives.losses import sft_loss
@@ -156,13 +157,14 @@ def train_sft(
         curve = saved[1]["curve"]
         recent = saved[1]["recent"]
     while trainer.num_steps < settings.num_steps:
-        stats = sft_step(trainer, tokenizer, examples, settings, context)
+        with watch_routing(model) as routing:
+            stats = sft_step(trainer, tokenizer, examples, settings, context)
         recent.append(stats.loss)
         done = trainer.num_steps
         due = done % settings.save_every == 0 or done == settings.num_steps
         if due:
             row = {"loss": float(np.mean(recent)), "grad_norm": stats.grad_norm, "lr": stats.lr}
-            curve.append({"step": done, **row})
+            curve.append({"step": done, **row, **routing.row()})
             recent = []
         if due or workspace.stopping():
             workspace.save(trainer.state(), {"curve": curve, "recent": recent})
