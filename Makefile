@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup repro replicate serve test lint lock clean-scratch
+.PHONY: help setup repro replicate serve test lint lock audit clean-scratch
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
@@ -67,6 +67,9 @@ lock:  ## resolve pyproject.toml afresh and rewrite requirements.lock
 	  echo '# What torch brings for a GPU is left out: the same lock serves its builds with and without CUDA.'; \
 	  grep -Eiv '^(nvidia|cuda|triton)\b' "$$scratch/freeze" | sed 's/^\([^+]*\)+.*$$/\1/'; } > "$$scratch/lock" && \
 	mv "$$scratch/lock" requirements.lock
+
+audit:  ## known security holes of the locked packages, where a package index answers
+	@$(PYTHON) .ci/audit.py requirements.lock
 
 clean-scratch:  ## remove unfinished work of killed stages (data/scratch) and of stopped experiments
 	rm -rf data/scratch .dvc/tmp/cells
