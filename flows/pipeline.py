@@ -39,6 +39,7 @@ from flows.workspace import (
     wait_for_plain_dvc,
     write_overrides,
 )
+from tracerl.errors import TracerlError
 
 Logger = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -70,9 +71,27 @@ def pipeline(
         retries: How often a stage that crashed or was killed is tried again. It goes on from its
         last saved work. What a stage itself calls an error would come again, and ends it.
     """
-    root, logger = Path.cwd(), get_run_logger()
+    logger = get_run_logger()
     process.reset_stop()
     hide_failed_runs()
+    try:
+        return update(Path.cwd(), logger, targets, overrides, force, max_parallel, retries)
+    except TracerlError as error:  # a wrong target or override: said, without a traceback
+        for line in f"error: {error}".splitlines():
+            logger.error("%s", line)
+        return Failed(message=str(error))
+
+
+def update(
+    root: Path,
+    logger: Logger,
+    targets: list[str],
+    overrides: Mapping[str, Any],
+    force: bool,
+    max_parallel: int,
+    retries: int,
+) -> State[None]:
+    """One run of the pipeline. Raises TracerlError before any stage runs."""
     with (
         single_run(root, run_name(), logger.info),
         params_with(root, overrides, logger),

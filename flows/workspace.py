@@ -3,6 +3,7 @@ one flow at a time."""
 
 import contextlib
 import copy
+import difflib
 import fcntl
 import graphlib
 import io
@@ -70,11 +71,13 @@ def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
         if not matches:
             unknown.append(target)
     if unknown:
+        near = difflib.get_close_matches(unknown[0].replace(".", "@"), stages, n=1)
         raise ParamsError(
             "no stage of this name",
             where="targets",
             got=", ".join(unknown),
             wanted=", ".join(sorted(stages)),
+            do=f"did you mean {near[0]}?" if near else "",
         )
     needs: set[str] = set()
     while waiting:

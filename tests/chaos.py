@@ -153,7 +153,8 @@ def make_small_chain(folder: Path) -> None:
     params["rl"] = {}
     params["evaluate"] = {}
     make_chain(folder, params, STAGES)
-    shutil.copy(ROOT / "prefect.yaml", folder)
+    for name in ("prefect.yaml", "pyproject.toml"):  # Prefect's deployments and settings
+        shutil.copy(ROOT / name, folder)
     path = folder / "dvc.yaml"
     pipeline = yaml.safe_load(path.read_text())
     for entry in pipeline["stages"].values():

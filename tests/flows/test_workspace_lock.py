@@ -62,6 +62,8 @@ def test_a_plan_for_targets_holds_what_they_need(project: Path) -> None:
         ParamsError, match=r"no stage of this name(?s:.*)got: evaluat\n.*after, fragile"
     ):
         read_plan(project, ["after", "evaluat"])
+    with pytest.raises(ParamsError, match="did you mean wide@1\\?"):
+        read_plan(project, ["wide.1"])
 
 
 def test_the_real_pipeline_ends_in_the_report() -> None:
