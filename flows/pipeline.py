@@ -91,7 +91,7 @@ def update(
     max_parallel: int,
     retries: int,
 ) -> State[None]:
-    """One run of the pipeline. Raises TracerlError before any stage runs."""
+    """One run of the pipeline. Raises TracerlError for what no stage can be blamed for."""
     with (
         single_run(root, run_name(), logger.info),
         params_with(root, overrides, logger),
