@@ -33,6 +33,27 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+def file_rows(path: Path, what: str) -> Iterator[dict[str, Any]]:
+    """Rows of a .jsonl or .parquet file. Raises DataError naming it, and what it was to be ("task
+    file")."""
+    if path.suffix not in (".jsonl", ".parquet") or not path.is_file():
+        raise DataError(
+            f"a {what} cannot be read",
+            where=str(path),
+            got="no such file" if not path.is_file() else path.suffix,
+            wanted="an existing .jsonl or .parquet file",
+        )
+    if path.suffix == ".parquet":
+        return parquet_rows(path)
+    try:
+        # Excel and Notepad begin UTF-8 files with a byte order mark.
+        return json_rows(number_lines(path.read_text(encoding="utf-8-sig")), str(path))
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"a {what} is not UTF-8", where=str(path), got=error, do="save it as UTF-8"
+        ) from error
+
+
 def json_rows(lines: Iterator[tuple[int, str]], where: str) -> Iterator[dict[str, Any]]:
     """The object on each of the numbered lines of a JSONL file. Raises DataError naming the line
     that is something else."""

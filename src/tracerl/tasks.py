@@ -17,7 +17,7 @@ judge.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tracerl import puzzles
-from tracerl.disk import json_rows, number_lines, parquet_rows
+from tracerl.disk import file_rows
 from tracerl.errors import DataError, ParamsError
 from tracerl.gym import gym_items
 from tracerl.seeds import generator_for
@@ -242,7 +242,7 @@ def _read_user_file(
     if _has_our_schema(path):
         return _choose(_read_imported_tasks(name, path), settings, str(path))
     tasks: dict[str, Task] = {}
-    for number, row in enumerate(_rows(path), start=1):
+    for number, row in enumerate(file_rows(path, "task file"), start=1):
         where = f"{path}, row {number}"
         _require_columns(row, ("prompt", "answer"), "optionally solution and difficulty", where)
         prompt = _require_text(row, "prompt", where)
@@ -284,7 +284,7 @@ def _read_open_file(
     reference), solution and difficulty."""
     path = root / settings.path
     tasks: dict[str, Task] = {}
-    for number, row in enumerate(_rows(path), start=1):
+    for number, row in enumerate(file_rows(path, "task file"), start=1):
         where = f"{path}, row {number}"
         _require_columns(row, ("prompt",), "optionally rubric and answer", where)
         prompt, rubric = _require_text(row, "prompt", where), _text(row, "rubric", where)
@@ -439,22 +439,3 @@ def _choose(tasks: Sequence[Task], settings: TaskSet, where: str) -> list[Task]:
             wanted=f"up to {settings.num_train} train and {settings.num_test} test tasks",
         )
     return chosen
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix not in (".jsonl", ".parquet") or not path.is_file():
-        raise DataError(
-            "a task file cannot be read",
-            where=str(path),
-            got="no such file" if not path.is_file() else path.suffix,
-            wanted="an existing .jsonl or .parquet file",
-        )
-    if path.suffix == ".parquet":
-        return parquet_rows(path)
-    try:
-        # Excel and Notepad begin UTF-8 files with a byte order mark.
-        return json_rows(number_lines(path.read_text(encoding="utf-8-sig")), str(path))
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "a task file is not UTF-8", where=str(path), got=error, do="save it as UTF-8"
-        ) from error

@@ -176,6 +176,13 @@ def read_spec(
 
 def build(spec: Spec, device: torch.device, dtype: torch.dtype) -> Policy:
     """The policy of a spec with its whole weights, without adapters and order module."""
+    policy = allocate(spec, device, dtype)
+    fill_parameters(target_of(policy), spec.directory)
+    return policy
+
+
+def allocate(spec: Spec, device: torch.device, dtype: torch.dtype) -> Policy:
+    """The policy of a spec, its parameters not yet set."""
     policy = empty_model(spec.architecture)
     # Not `to_empty`: it asks torch's compiler for the strides, which takes a second to load.
     for module in policy.modules():
@@ -188,7 +195,6 @@ def build(spec: Spec, device: torch.device, dtype: torch.dtype) -> Policy:
     policy.published_config = spec.published_config
     policy.tie()
     policy.lm_head.forbid(forbidden_ids(spec.architecture.vocab_size, spec.tokenizer))
-    fill_parameters(_target_of(policy), spec.directory)
     return policy
 
 
@@ -261,7 +267,7 @@ def _check_id_range(architecture: Architecture, tokenizer: Tokenizer, directory:
             )
 
 
-def _target_of(policy: Policy) -> Target:
+def target_of(policy: Policy) -> Target:
     """Where the tensors of whole weights go."""
     head = published_name("lm_head.weight", policy.family)
     embeddings = published_name("model.embed_tokens.weight", policy.family)

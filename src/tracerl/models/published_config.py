@@ -44,6 +44,7 @@ _ONLY: dict[str, Any] = {
     "quantization_config": None,
     "rope": True,
     "rope_full_precision": True,
+    "rope_interleaved": False,
     "rope_type": "default",
     "scale_logits": False,
     "type": "default",  # the older name of rope_type
@@ -74,6 +75,7 @@ _IGNORED_NAMES = """
     encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
     return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
     exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
+    is_llama_config transformers.js_config
 """
 _IGNORED = frozenset(_IGNORED_NAMES.split())
 _ROPE_SECTIONS = ("rope_scaling", "rope_parameters")

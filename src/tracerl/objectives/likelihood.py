@@ -39,6 +39,19 @@ def token_logprobs(model: Policy, views: Views, temperature: float) -> torch.Ten
     )
 
 
+def token_logprobs_and_hits(model: Policy, views: Views) -> tuple[torch.Tensor, torch.Tensor]:
+    """`token_logprobs` at temperature 1, and whether each target is the most probable token (1.0 or
+    0.0), both [T]."""
+
+    def both(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        hits = (logits.argmax(-1) == ids).to(logits.dtype)
+        return torch.stack([_of_targets(logits, ids, 1.0), hits], dim=-1)
+
+    targets = views.targets.to(model.device)
+    logprobs, hits = model.read_logits(predicted_hidden(model, views), targets, both).unbind(-1)
+    return logprobs, hits.detach()
+
+
 def token_and_order_logprobs(
     model: Policy, views: Views, temperature: float, order_temperature: float, order_score: str
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,12 +12,14 @@ from tracerl.objectives.plans import (
     Masking,
     Plan,
     causal_plan,
+    coupled_plan,
     random_plan,
     semi_ar_plan,
     trace_plan,
 )
 from tracerl.settings.base import Section
 from tracerl.settings.training import (
+    AdaptObjective,
     ArObjective,
     Objective,
     RandomObjective,
@@ -100,8 +102,23 @@ def _ar(
     return causal_plan(trajectory)
 
 
+def _adapt(
+    objective: AdaptObjective,
+    trajectory: Trajectory,
+    block_size: int,
+    family: Family,
+    generator: np.random.Generator,
+) -> Plan:
+    if (block_size == 1 and family.shift) or generator.random() < objective.clean:
+        return causal_plan(trajectory)
+    masking = _masking(objective, block_size, family)
+    if objective.complementary:
+        return coupled_plan(trajectory, masking, generator)
+    return random_plan(trajectory, masking, generator)
+
+
 def _masking(
-    objective: RandomObjective | SemiArObjective, block_size: int, family: Family
+    objective: RandomObjective | SemiArObjective | AdaptObjective, block_size: int, family: Family
 ) -> Masking:
     return Masking(
         block_size=block_size,
@@ -113,6 +130,12 @@ def _masking(
 
 def _one_view(objective: Objective, attention: Attention, block_size: int, tokens: int) -> int:
     return 1
+
+
+def _adapt_views(
+    objective: AdaptObjective, attention: Attention, block_size: int, tokens: int
+) -> int:
+    return 2 if objective.complementary else 1
 
 
 def _view_per_block(
@@ -137,4 +160,5 @@ _VIEWS: dict[type[Section], _Views] = {
     SemiArObjective: _Views(plan=_semi_ar, num_views=_view_per_block),
     TraceObjective: _Views(plan=_trace, num_views=_view_per_step),
     ArObjective: _Views(plan=_ar, num_views=_one_view, passes_clean_copy=False),
+    AdaptObjective: _Views(plan=_adapt, num_views=_adapt_views),
 }

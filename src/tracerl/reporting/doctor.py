@@ -23,6 +23,7 @@ import torch
 
 from tracerl.errors import ParamsError
 from tracerl.models.attention import flash_installed
+from tracerl.models.conversion import converted_architecture
 from tracerl.models.cost import training_state_bytes
 from tracerl.models.directory import read_json
 from tracerl.models.families import FAMILIES
@@ -230,7 +231,10 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
     """The passes of a stage."""
     kind, _, name = stage.partition("@")
     if kind == "base":
-        return sft_work(params.base.train, arch) if params.base.path is None else Work()
+        total = Work()
+        for training in _base_trainings(params):
+            total += sft_work(training, arch)
+        return total
     if kind == "sft":
         return sft_work(params.sft[name], arch)
     if kind == "rl":
@@ -249,13 +253,22 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
     return own + trace_work(traces, arch)
 
 
+def _base_trainings(params: Params) -> list[Training]:
+    """The training of a new model, the phases of an adaptation, or nothing for an import."""
+    base = params.base
+    if base.path is None:
+        return [base.train]
+    return [] if base.adapt is None else base.adapt.phase_trainings(base.adapt.max_length)
+
+
 def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) -> Iterator[Need]:
     weights = _num_parameters(arch, None) * dtype.itemsize
     checkpoint_layers = params.compute.checkpoint_layers
-    if params.base.path is None:
-        yield _training("base", params.base.train, None, arch, dtype, checkpoint_layers)
-    else:
-        yield Need("base", weights, 0, 0)
+    base = Need("base", weights, 0, 0)
+    for training in _base_trainings(params):
+        need = _training("base", training, None, arch, dtype, checkpoint_layers)
+        base = max(base, need, key=lambda need: need.total)
+    yield base
     judging = _judging(params, root, list(params.traces.rollouts), [], False)
     yield Need("traces", weights + judging, 0, _sampling(params.traces.sampler, arch, dtype))
     for name, sft in params.sft.items():
@@ -317,7 +330,10 @@ def shape_of(
         return arch, torch.float32 if dtype == "stored" else DTYPES[dtype]
     directory = root / params.base.path if config is None else config.parent
     published = read_config(directory) if config is None else read_json(config)
-    arch = architecture_of(published, directory, params.base.model.family)
+    if params.base.adapt is not None:
+        arch = converted_architecture(published, params.base.adapt, directory)
+    else:
+        arch = architecture_of(published, directory, params.base.model.family)
     return arch, stored_dtype(published, directory) if dtype == "stored" else DTYPES[dtype]
 
 

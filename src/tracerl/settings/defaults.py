@@ -21,7 +21,7 @@ from tracerl.settings.base import Section
 from tracerl.settings.evaluation import Evaluation
 from tracerl.settings.rounds import RlRound
 from tracerl.settings.structure import section_with_tag, tag_in
-from tracerl.settings.training import SftRound, Traces, Training
+from tracerl.settings.training import Adapt, SftRound, Traces, Training
 
 _KINDS: dict[str, type[Section]] = {"sft": SftRound, "rl": RlRound, "evaluate": Evaluation}
 _PARTS = ("optimizer", "sampler")
@@ -58,6 +58,8 @@ def resolve(tree: Any) -> Any:
     base = resolved.get("base")
     if isinstance(base, dict) and "train" in base:
         base["train"] = _with_defaults(base["train"], Training, defaults, {})
+    if isinstance(base, dict) and isinstance(base.get("adapt"), dict):
+        base["adapt"] = _with_defaults(base["adapt"], Adapt, defaults, {})
     return resolved
 
 

@@ -57,7 +57,8 @@ class Evaluation(Section):
     """A checkpoint on task sets' test splits, in every mode of `evaluation`."""
 
     checkpoint: str
-    """Stage that made the checkpoint: base, sft@NAME or rl@NAME."""
+    """Stage that made the checkpoint: base, sft@NAME or rl@NAME; of an adapted base also
+    base/origin, the autoregressive checkpoint that it was."""
     tasks: Annotated[list[str], Field(min_length=1)]
     """Task sets."""
     sampler: Sampler

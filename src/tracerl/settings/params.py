@@ -36,6 +36,8 @@ from tracerl.settings.training import Base, SftRound, Traces
 
 _MAX_VALUES = 1_000_000
 _MAX_DEPTH = 100
+ORIGIN = "base/origin"
+"""Name of the autoregressive checkpoint that an adaptation started from, for evaluations."""
 
 
 class _Use(NamedTuple):
@@ -93,8 +95,10 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
-        checkpoints = {"base", *self.parents}
+        trained = {"base", *self.parents}
+        origin = set() if self.base.adapt is None else {ORIGIN}
         for use in self._uses():
+            checkpoints = trained | origin if use.place.startswith("evaluate.") else trained
             if use.checkpoint not in checkpoints:
                 raise ValueError(
                     f"{use.place}: no checkpoint {use.checkpoint!r}; "
@@ -214,6 +218,8 @@ class Params(Section):
         yield _Use("traces", traces.checkpoint, list(traces.preferred), False)
         yield _Use("traces", traces.checkpoint, list(traces.rollouts), True)
         yield _Use("base.train", "base", list(self.base.train.tasks), False)
+        if self.base.adapt is not None:
+            yield _Use("base.adapt.data", "base", self.base.adapt.data.task_sets, False)
         for name, sft in self.sft.items():
             yield _Use(f"sft.{name}", sft.init, list(sft.tasks), False)
         for name, rl in self.rl.items():

@@ -39,8 +39,14 @@ from tracerl.types import Task, Trajectory
 
 def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     """A task's worked solution as a trajectory without a step map."""
-    prompt = tokenizer.prompt_ids(task.prompt)
-    response = [*tokenizer.encode(task.solution), tokenizer.end_ids[0]]
+    return solution_trajectory(task.prompt, task.solution, tokenizer)
+
+
+def solution_trajectory(prompt_text: str, solution: str, tokenizer: Tokenizer) -> Trajectory:
+    """A prompt in the checkpoint's chat form with its solution and the end token, as a trajectory
+    without a step map."""
+    prompt = tokenizer.prompt_ids(prompt_text)
+    response = [*tokenizer.encode(solution), tokenizer.end_ids[0]]
     unknown = np.full(len(response), np.nan, dtype=np.float32)
     return Trajectory(
         prompt_ids=np.array(prompt, dtype=np.int32),
