@@ -13,7 +13,7 @@ import pytest
 from stages.report import main
 from tests.chromium import browser
 from tests.reporting.synthetic_run import make_rollout, make_tasks, small_params, write_run
-from tests.tiny_run import fails, run_stage, set_root
+from tests.tiny_run import fails, run_stage, set_root, tiny_params
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.reporting.charts import (
     Change,
@@ -27,9 +27,10 @@ from tracerl.reporting.charts import (
     ticks,
     won_lost_chart,
 )
-from tracerl.reporting.report import read_curve
+from tracerl.reporting.report import mode_descriptions, read_curve
 from tracerl.reporting.rows import group_chart, order_chart, won_lost_charts
 from tracerl.reporting.trace_viewer import build_trace, last_traces
+from tracerl.settings.params import parse_params
 from tracerl.store.catalog import connect
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
 from tracerl.types import Rollout
@@ -101,6 +102,36 @@ def test_the_page_has_charts_for_every_stage_and_traces_for_every_round(page):
     assert [charts.count(f"sft@{name}: loss") for name in params.sft] == [1] * len(params.sft)
     assert len(charts) == 3 + 1 + len(params.sft) + 10 * len(params.rl)
     assert page.count('<article class="card trace">') == params.report.num_traces * len(params.rl)
+
+
+def test_the_page_says_how_each_mode_samples(page):
+    assert "<dt>static</dt><dd>greedy (top_k 1); order static, tokens per step 1;" in page
+    assert "<dt>dynamic</dt><dd>drawn at temperature 1; order dynamic, threshold 0.9;" in page
+
+
+def test_modes_name_every_way_they_sample_and_how_often():
+    data = tiny_params()
+    for name, temperature in (("sft-short", 0.0), ("rl-short", 0.5)):
+        sampler = {**data["evaluate"][name]["sampler"], "temperature": temperature, "top_p": 1.0}
+        data["evaluate"][name]["sampler"] = sampler
+    data["evaluate"] = {name: data["evaluate"][name] for name in ("sft-short", "rl-short")}
+    data["evaluation"].update(num_samples=3, samples={"sums-short": 20})
+    data["evaluation"]["modes"] = {
+        "one": {"order": {"kind": "sequential"}, "block_size": 4, "steps_per_block": 2},
+        "two": {"num_samples": 1, "temperature": 0.0, "order": {"kind": "entropy", "bound": 0.1}},
+    }
+    assert mode_descriptions(parse_params(data, "")) == [
+        (
+            "one",
+            "greedy (temperature 0); order sequential, tokens per step 2; "
+            "drawn at temperature 0.5; order sequential, tokens per step 2; "
+            "responses to a problem: 3; to one of sums-short: 20",
+        ),
+        (
+            "two",
+            "greedy (temperature 0); order entropy, bound 0.1; responses to a problem: 1",
+        ),
+    ]
 
 
 def assert_well_formed(page):

@@ -40,6 +40,7 @@ from tracerl.reporting.summary import Row, accuracy_text
 from tracerl.reporting.trace_viewer import Trace, last_traces
 from tracerl.settings.params import Params
 from tracerl.settings.rounds import RlRound
+from tracerl.settings.sampling import Sampler
 from tracerl.store.run_tables import curve_rows
 
 Curve = list[dict[str, Any]]
@@ -110,6 +111,7 @@ def render_report(
         seed=params.seed,
         threads=params.threads,
         benchmarks=_rows_by_benchmark(rows),
+        modes=mode_descriptions(params),
         accuracy_text=accuracy_text,
         interval_bar=interval_bar,
         changes=_change_charts(held_out),
@@ -120,6 +122,41 @@ def render_report(
         provenance=collect_provenance(root, connection, software),
         stages=_stage_metrics(params, reports / "metrics"),
     )
+
+
+def mode_descriptions(params: Params) -> list[tuple[str, str]]:
+    """Name of each mode of the evaluations, and in words how it draws, in which order it commits
+    and how many responses it takes. Where evaluations differ, each way is named."""
+    evaluation = params.evaluation
+    descriptions = []
+    for name, mode in evaluation.modes.items():
+        ways = []
+        for settings in params.evaluate.values():
+            ways.append(_sampler_words(mode.apply(settings.sampler)))
+        num_samples = mode.samples(evaluation.num_samples)
+        words = [*dict.fromkeys(ways), f"responses to a problem: {num_samples}"]
+        if mode.num_samples is None:
+            for task_set, count in evaluation.samples.items():
+                words.append(f"to one of {task_set}: {count}")
+        descriptions.append((name, "; ".join(words)))
+    return descriptions if params.evaluate else []
+
+
+def _sampler_words(sampler: Sampler) -> str:
+    """How a sampler draws tokens and in which order it commits them."""
+    if sampler.temperature == 0.0:
+        drawn = "greedy (temperature 0)"
+    elif sampler.top_k == 1:
+        drawn = "greedy (top_k 1)"
+    else:
+        drawn = f"drawn at temperature {sampler.temperature:g}"
+        drawn += f", top_k {sampler.top_k}" if sampler.top_k else ""
+        drawn += f", top_p {sampler.top_p:g}" if sampler.top_p < 1.0 else ""
+    keys = [f"{key} {value}" for key, value in sampler.order if key != "kind"]
+    order = ", ".join([f"order {sampler.order.kind}", *keys])
+    if sampler.order.scheduled:
+        order += f", tokens per step {sampler.block_size / sampler.steps_per_block:g}"
+    return f"{drawn}; {order}"
 
 
 def read_curve(path: Path) -> Curve:
