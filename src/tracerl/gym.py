@@ -101,10 +101,8 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
             f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}",
         )
     if task == "mini_sudoku":
-        clues, grid = (
-            "".join(str(digit) for row in metadata[name] for digit in row)
-            for name in ("puzzle", "solution")
-        )
+        clues = _digits_of(metadata["puzzle"])
+        grid = _digits_of(metadata["solution"])
         return Item(prompt, "sudoku", grid, clues)
     if task in _MATHEMATICS:
         return Item(prompt, "math", answer, "")
@@ -118,6 +116,13 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
     if not made["scorer"] and not answer:
         return None
     return Item(prompt, "gym", answer or "", json.dumps(spec) if spec else "")
+
+
+def _digits_of(rows: list[list[int]]) -> str:
+    digits = ""
+    for row in rows:
+        digits += "".join(map(str, row))
+    return digits
 
 
 def _exact_value(expression: str) -> str | None:
@@ -190,12 +195,15 @@ def _evaluates(module: str) -> bool:
     """Whether a module calls Python's or sympy's evaluation of text anywhere; a function of its own
     by such a name is none."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
-    own = {node.name for node in ast.walk(source) if isinstance(node, ast.FunctionDef)}
-    called = (node.func for node in ast.walk(source) if isinstance(node, ast.Call))
-    names = (
-        node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in called
-    )
-    return any(name in _EVALUATORS and name not in own for name in names)
+    definitions: set[str] = set()
+    calls: set[str] = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef):
+            definitions.add(node.name)
+        elif isinstance(node, ast.Call):
+            function = node.func
+            calls.add(getattr(function, "id", "") or getattr(function, "attr", ""))
+    return bool(calls & set(_EVALUATORS) - definitions)
 
 
 def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
@@ -210,12 +218,9 @@ def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
         answer, other = entry["answer"], entries[number - 1]["answer"]
         if answer is not None and not _pays(dataset, answer, entry):
             return False
-        if any(
-            _pays(dataset, text, entry)
-            for text in (*_NONSENSE, entry["question"])
-            if text != answer
-        ):
-            return False
+        for text in (*_NONSENSE, entry["question"]):
+            if text != answer and _pays(dataset, text, entry):
+                return False
         if answer is not None and other != answer:
             alone += _pays(dataset, other, entry)
             joined += _pays(dataset, f"{answer} {other}", entry) or _pays(

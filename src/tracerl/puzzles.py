@@ -53,7 +53,9 @@ def _work_out(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, l
     while len(left) > 1:
         i, j = (int(k) for k in rng.permutation(len(left))[:2])
         (a, first, tight), (b, second, close) = left[i], left[j]
-        values = {"+": a + b, "-": a - b, "*": a * b} | ({"/": a // b} if b and a % b == 0 else {})
+        values = {"+": a + b, "-": a - b, "*": a * b}
+        if b and a % b == 0:
+            values["/"] = a // b
         allowed = [name for name, value in values.items() if 0 <= value <= _LARGEST]
         if not allowed:
             return None
@@ -99,12 +101,21 @@ def read_expression(text: str) -> tuple[list[int], Fraction | None] | None:
 
 # Sudoku, 4 x 4
 
-_UNITS = (
-    *([4 * r + c for c in range(4)] for r in range(4)),
-    *([4 * r + c for r in range(4)] for c in range(4)),
-    *([8 * (b // 2) + 2 * (b % 2) + i for i in (0, 1, 4, 5)] for b in range(4)),
-)
-_PEERS = tuple({cell for unit in _UNITS if i in unit for cell in unit} - {i} for i in range(16))
+_ROWS = ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
+_BOXES = ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
+_UNITS = (*_ROWS, *zip(*_ROWS, strict=True), *_BOXES)
+
+
+def _peers(cell: int) -> set[int]:
+    """The other cells of its row, column and box."""
+    peers: set[int] = set()
+    for unit in _UNITS:
+        if cell in unit:
+            peers.update(unit)
+    return peers - {cell}
+
+
+_PEERS = tuple(map(_peers, range(16)))
 
 
 def sudoku(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, str]:
@@ -177,11 +188,13 @@ def read_grid(given: str) -> str | None:
 def is_sudoku_answer(spec: str, given: str) -> bool:
     """Whether the grid keeps the clues and holds 1 to 4 once in every row, column and box."""
     grid = read_grid(given)
-    if grid is None or any(
-        clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True)
-    ):
+    if grid is None or not _keeps_clues(spec, grid):
         return False
-    return all({grid[cell] for cell in unit} == set("1234") for unit in _UNITS)
+    return all(sorted(map(grid.__getitem__, unit)) == list("1234") for unit in _UNITS)
+
+
+def _keeps_clues(spec: str, grid: str) -> bool:
+    return all(clue in ("0", digit) for clue, digit in zip(spec, grid, strict=True))
 
 
 def filled_blanks(spec: str, answer: str, given: str) -> float:
@@ -193,10 +206,6 @@ def filled_blanks(spec: str, answer: str, given: str) -> float:
     """
     grid = read_grid(given)
     blanks = [i for i, clue in enumerate(spec) if clue == "0"]
-    if (
-        grid is None
-        or not blanks
-        or any(clue not in ("0", digit) for clue, digit in zip(spec, grid, strict=True))
-    ):
+    if grid is None or not blanks or not _keeps_clues(spec, grid):
         return 0.0
     return sum(grid[i] == answer[i] for i in blanks) / len(blanks)

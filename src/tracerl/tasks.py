@@ -73,20 +73,19 @@ def _generate_tasks(
     name: str, settings: GeneratedSet, held_out: float, seed: int, root: Path
 ) -> list[Task]:
     """Distinct problems of a generator, until both splits are full."""
-    wanted = {"train": settings.num_train, "test": settings.num_test}
-    found: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
+    sizes = {"train": settings.num_train, "test": settings.num_test}
+    tasks: dict[str, dict[str, Task]] = {"train": {}, "test": {}}
     low, high = settings.difficulty
     rng = generator_for(seed, "tasks", name)
-    for _ in range(200 * (sum(wanted.values()) + 1)):
-        if all(len(found[split]) >= wanted[split] for split in wanted):
+    for _ in range(200 * (sum(sizes.values()) + 1)):
+        if all(len(tasks[split]) >= size for split, size in sizes.items()):
             break
         difficulty = int(rng.integers(low, high + 1))
         prompt, answer, solution, spec = GENERATORS[settings.source](difficulty, rng)
         split = split_of(prompt, held_out)
-        if len(found[split]) < wanted[split] and prompt not in found[split]:
-            task_id = f"{name}/{_digest(prompt)}"
-            found[split][prompt] = Task(
-                task_id=task_id,
+        if len(tasks[split]) < sizes[split] and prompt not in tasks[split]:
+            tasks[split][prompt] = Task(
+                task_id=f"{name}/{_digest(prompt)}",
                 task_set=name,
                 kind=settings.source,
                 split=split,
@@ -96,20 +95,23 @@ def _generate_tasks(
                 solution=solution,
                 spec=spec,
             )
-    short = {
-        split: f"{len(found[split])} of {wanted[split]}"
-        for split in wanted
-        if len(found[split]) < wanted[split]
-    }
+    _require_full({split: len(tasks[split]) for split in tasks}, sizes, f"tasks.sets.{name}")
+    return [*tasks["train"].values(), *tasks["test"].values()]
+
+
+def _require_full(counts: dict[str, int], sizes: dict[str, int], where: str) -> None:
+    short: dict[str, str] = {}
+    for split, size in sizes.items():
+        if counts[split] < size:
+            short[split] = f"{counts[split]} of {size}"
     if short:
         raise ParamsError(
             "the generator ran out of distinct problems",
-            where=f"tasks.sets.{name}",
+            where=where,
             got=short,
-            wanted=wanted,
+            wanted=sizes,
             do="widen difficulty, or ask for fewer problems",
         )
-    return [*found["train"].values(), *found["test"].values()]
 
 
 def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Task]]:
@@ -247,14 +249,7 @@ def _read_user_file(
         _require_columns(row, ("prompt", "answer"), "optionally solution and difficulty", where)
         prompt = _require_text(row, "prompt", where)
         answer = _require_text(row, "answer", where).strip()
-        if "#" in answer or len(answer.splitlines()) != 1:
-            raise DataError(
-                "an answer can never be given",
-                where=where,
-                got=answer,
-                wanted="one line without '#'",
-                do="a response's answer is what follows its last '#', or else its last line",
-            )
+        _require_possible(answer, where)
         if prompt in tasks and tasks[prompt].answer != answer:
             raise DataError(
                 "a problem is listed twice with different answers",
@@ -275,6 +270,17 @@ def _read_user_file(
         )
         tasks.setdefault(prompt, task)
     return _choose(list(tasks.values()), settings, str(path))
+
+
+def _require_possible(answer: str, where: str) -> None:
+    if "#" in answer or len(answer.splitlines()) != 1:
+        raise DataError(
+            "an answer can never be given",
+            where=where,
+            got=answer,
+            wanted="one line without '#'",
+            do="a response's answer is what follows its last '#', or else its last line",
+        )
 
 
 def _read_open_file(

@@ -85,9 +85,8 @@ def _is_zero(difference: Any) -> bool:
 def same_equation(gold: Equation, answer: Equation) -> Equivalence:
     """Left minus right equal up to a constant factor."""
     try:
-        ours, theirs = (
-            parse(equation.sides[0]) - parse(equation.sides[1]) for equation in (gold, answer)
-        )
+        ours = _left_minus_right(gold)
+        theirs = _left_minus_right(answer)
     except NotReadableError:
         return "undecided"
     except TypeError:  # sides that cannot be subtracted
@@ -102,14 +101,19 @@ def same_equation(gold: Equation, answer: Equation) -> Equivalence:
     return "undecided" if _numerically_constant(ratio) else "different"
 
 
+def _left_minus_right(node: Equation | Relation) -> Any:
+    return parse(node.sides[0]) - parse(node.sides[1])
+
+
 def same_relation(gold: Relation, answer: Relation) -> Equivalence:
     """Inequalities in one variable by what they hold for; those in several if left minus right is
     the same up to a positive factor."""
     try:
-        regions = [_region(relation) for relation in (gold, answer)]
+        ours = _region(gold)
+        theirs = _region(answer)
     except NotReadableError:
         return _same_sides(gold, answer)
-    return _same_sets(*regions)
+    return _same_sets(ours, theirs)
 
 
 def same_region(gold: Node, answer: Node) -> Equivalence:
@@ -141,9 +145,9 @@ def _region(node: Node) -> _Region:
         case AllReals():
             return sympy.S.Reals, ""
         case SetOf():
-            return sympy.FiniteSet(*(_real(item) for item in node.items)), ""
+            return sympy.FiniteSet(*map(_real, node.items)), ""
         case Group() if len(node.items) == 2:
-            low, high = (_real(item) for item in node.items)
+            low, high = map(_real, node.items)
             is_open = (node.brackets[0] == "(", node.brackets[1] == ")")
             return sympy.Interval(low, high, *is_open), node.variable
         case Relation():
@@ -154,19 +158,19 @@ def _region(node: Node) -> _Region:
 
 
 def _compound(node: Compound) -> _Region:
-    regions = [_region(item) for item in node.items]
-    variables = {variable for _, variable in regions if variable}
-    if len(variables) > 1:
-        raise NotReadableError(str(node)[:80])
-    result, *others = (region for region, _ in regions)
-    for other in others:
+    result, variable = _region(node.items[0])
+    for item in node.items[1:]:
+        other, other_variable = _region(item)
+        if variable and other_variable and variable != other_variable:
+            raise NotReadableError(str(node)[:80])
+        variable = variable or other_variable
         if node.operator == "union":
             result = sympy.Union(result, other)
         elif node.operator == "intersection":
             result = sympy.Intersection(result, other)
         else:
             result = sympy.Complement(result, other)
-    return result, "".join(variables)
+    return result, variable
 
 
 def _real(node: Node) -> Any:
@@ -190,8 +194,10 @@ _RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
 def _solution(relation: Relation) -> _Region:
     """What an inequality in one variable holds for."""
     variable = sympy.Symbol("x", real=True)
-    sides = [parse(side) for side in relation.sides]
-    names = set().union(*(side.free_symbols for side in sides))
+    sides = list(map(parse, relation.sides))
+    names: set[Any] = set()
+    for side in sides:
+        names |= side.free_symbols
     if len(names) != 1:
         raise NotReadableError("an inequality in several variables")
     name = names.pop()
@@ -213,7 +219,8 @@ def _same_sides(gold: Relation, answer: Relation) -> Equivalence:
     if len(gold.operators) != 1 or len(answer.operators) != 1:
         return "undecided"
     try:
-        ours, theirs = (parse(r.sides[0]) - parse(r.sides[1]) for r in (gold, answer))
+        ours = _left_minus_right(gold)
+        theirs = _left_minus_right(answer)
     except NotReadableError:
         return "undecided"
     if ours.free_symbols != theirs.free_symbols:
@@ -230,17 +237,20 @@ def _same_sides(gold: Relation, answer: Relation) -> Equivalence:
     return "equal" if same else "different"
 
 
+_COORDINATES = ((7, 5), (13, 11), (19, 7), (23, 29), (31, 13), (5, 17))
+
+
 def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
     """Fixed rational points, positive and then of both signs, at which two expressions are
     compared."""
-    small = [
-        sympy.Rational(p, q) for p, q in ((7, 5), (13, 11), (19, 7), (23, 29), (31, 13), (5, 17))
-    ]
-    signs = ((1, 1), (1, 1), (-1, 1), (-1, -1))
-    return [
-        {s: small[(i + 2 * k) % 6] * signs[k][i % 2] + k * (k == 1) for i, s in enumerate(symbols)}
-        for k in range(len(signs))
-    ]
+    points: list[dict[Any, Any]] = []
+    for k, signs in enumerate(((1, 1), (1, 1), (-1, 1), (-1, -1))):
+        point = {}
+        for i, symbol in enumerate(symbols):
+            top, bottom = _COORDINATES[(i + 2 * k) % len(_COORDINATES)]
+            point[symbol] = sympy.Rational(top, bottom) * signs[i % 2] + int(k == 1)
+        points.append(point)
+    return points
 
 
 def _differs_somewhere(ours: Any, theirs: Any) -> bool:
@@ -249,7 +259,8 @@ def _differs_somewhere(ours: Any, theirs: Any) -> bool:
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
     digits = 40 + 2 * max(len(str(ours)), len(str(theirs)))
     for k, point in enumerate(_points(symbols) if symbols else [{}]):
-        a, b = (sympy.N(value.subs(point), digits) for value in (ours, theirs))
+        a = sympy.N(ours.subs(point), digits)
+        b = sympy.N(theirs.subs(point), digits)
         if not (a.is_number and b.is_number) or a.is_finite is not True or b.is_finite is not True:
             continue
         if k >= 2 and not (a.is_real and b.is_real):
@@ -261,10 +272,12 @@ def _differs_somewhere(ours: Any, theirs: Any) -> bool:
 
 def _numerically_constant(ratio: Any) -> bool:
     symbols = sorted(ratio.free_symbols, key=str)
-    values = [sympy.N(ratio.subs(point), 30) for point in _points(symbols)[:2]]
-    return not all(value.is_finite for value in values) or abs(values[0] - values[1]) < sympy.Float(
-        "1e-20"
-    )
+    first, second = _points(symbols)[:2]
+    a = sympy.N(ratio.subs(first), 30)
+    b = sympy.N(ratio.subs(second), 30)
+    if not (a.is_finite and b.is_finite):
+        return True
+    return bool(abs(a - b) < sympy.Float("1e-20"))
 
 
 _EXPLOSIVE = re.compile(
@@ -282,6 +295,9 @@ _MIXED_SLASH = re.compile(r"(?<![\w.}^])(\d+) (\d+)/(\d+)(?![\w.])", re.ASCII)
 _COMBINATION = re.compile(
     r"(?:\{\})?(?:_\{?(\d+)\}?|\^\{?(\d+)\}?)\\?(?:text\{)?C\}?_\{?(\d+)\}?|(?<![\w)])C\((\d+),\s*(\d+)\)"
 )
+
+
+_CONSTANTS = {"i": sympy.I, "e": sympy.E}
 
 
 def parse(text: str) -> Any:
@@ -316,10 +332,11 @@ def parse(text: str) -> Any:
         raise NotReadableError(text[:80]) from error
     if not isinstance(value, sympy.Basic):
         raise NotReadableError(text[:80])
-    names = {"i": sympy.I, "e": sympy.E}
-    symbols = {symbol: getattr(symbol, "name", "") for symbol in value.free_symbols}
-    constants = {symbol: names[name] for symbol, name in symbols.items() if name in names}
-    return value.subs(constants).doit()
+    for symbol in value.free_symbols:
+        constant = _CONSTANTS.get(getattr(symbol, "name", ""))
+        if constant is not None:
+            value = value.subs(symbol, constant)
+    return value.doit()
 
 
 def _with_braces(text: str) -> str:
@@ -348,7 +365,7 @@ def _power_of_ten(match: re.Match[str]) -> str:
 
 
 def _read_mixed(match: re.Match[str]) -> str:
-    whole, top, bottom = (int(part) for part in match.groups())
+    whole, top, bottom = map(int, match.groups())
     if not bottom or top >= bottom:
         raise NotReadableError("a whole number before an improper fraction")
     return _exact(whole + Fraction(top, bottom))

@@ -262,7 +262,7 @@ class _Comparison:
             case SetOf(), Expression() | Quantity() | Group() | Matrix() if len(first.items) == 1:
                 return self.same(first.items[0], second)
             case Expression(), Listing() | SetOf() if first.items:
-                items = [read(item) for item in first.items]
+                items = list(map(read, first.items))
                 return self._same_multiset(items, second.items)
             case Words(), Expression() if first.letters and _has_letters(second.text):
                 return self._same_text(first.letters, second.text)
@@ -359,7 +359,8 @@ class _Comparison:
         """Proportional terms."""
         if len(gold) != len(answer):
             return "different"
-        ours, theirs = [number(term) for term in gold], [number(term) for term in answer]
+        ours = list(map(number, gold))
+        theirs = list(map(number, answer))
         if None in ours or None in theirs:
             return _all_of(
                 self._same_text(f"({gold[0]})({b})", f"({answer[0]})({a})")
@@ -414,7 +415,7 @@ class _Comparison:
             return self.same(read(gold.sides[-1]), read(answer.sides[-1]))
         if len(gold.sides) > 2 or len(answer.sides) > 2:
             return "undecided"
-        if len({_tight(side) for side in (*gold.sides, *answer.sides)}) == 2:
+        if len({*_tight_sides(gold), *_tight_sides(answer)}) == 2:
             return "equal"  # the sides swapped
         pairs = (gold.sides, answer.sides)
         if all(NAME.fullmatch(name) and _is_number(value) for name, value in pairs):
@@ -422,10 +423,12 @@ class _Comparison:
         return self._require_algebra().same_equation(gold, answer)
 
     def _same_relation(self, gold: Relation, answer: Relation) -> Equivalence:
-        if len(gold.operators) == 1 and len(answer.operators) == 1:
-            same = [_tight(side) for side in gold.sides] == [_tight(s) for s in answer.sides]
-            if same:
-                return _verdict(gold.operators == answer.operators)
+        if (
+            len(gold.operators) == 1
+            and len(answer.operators) == 1
+            and _tight_sides(gold) == _tight_sides(answer)
+        ):
+            return _verdict(gold.operators == answer.operators)
         return self._require_algebra().same_relation(gold, answer)
 
     def _same_region(self, gold: Node, answer: Node) -> Equivalence:
@@ -453,15 +456,14 @@ class _Comparison:
         return self._all_same(gold.items, answer.items)
 
     def _same_matrix(self, gold: Matrix, answer: Matrix) -> Equivalence:
-        if [len(row) for row in gold.rows] != [len(row) for row in answer.rows]:
+        if list(map(len, gold.rows)) != list(map(len, answer.rows)):
             return "different"
-        rows = zip(gold.rows, answer.rows, strict=True)
-        return _all_of(self._all_same(ours, theirs) for ours, theirs in rows)
+        return _all_of(map(self._all_same, gold.rows, answer.rows))
 
     def _all_same(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
         if len(gold) != len(answer):
             return "different"
-        return _all_of(self.same(a, b) for a, b in zip(gold, answer, strict=True))
+        return _all_of(map(self.same, gold, answer))
 
     def _same_multiset(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
         """Matches items one to one."""
@@ -471,11 +473,15 @@ class _Comparison:
             return "undecided"
         free = dict(enumerate(answer))
         for item in gold:
-            verdicts = {place: self.same(item, other) for place, other in free.items()}
-            match = next((place for place, same in verdicts.items() if same == "equal"), None)
-            if match is None:
-                return "undecided" if "undecided" in verdicts.values() else "different"
-            del free[match]
+            verdicts: set[Equivalence] = set()
+            for place, other in free.items():
+                same = self.same(item, other)
+                verdicts.add(same)
+                if same == "equal":
+                    del free[place]
+                    break
+            else:
+                return "undecided" if "undecided" in verdicts else "different"
         return "equal"
 
     def _same_set(self, gold: Sequence[Node], answer: Sequence[Node]) -> Equivalence:
@@ -484,9 +490,11 @@ class _Comparison:
             return "different"
         if len(gold) * len(answer) > _MAX_COMPARISONS:
             return "undecided"
-        rows = [[self.same(a, b) for b in answer] for a in gold]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        return _all_of(_any_of(line) for line in [*rows, *columns])
+        rows: list[list[Equivalence]] = []
+        for item in gold:
+            rows.append([self.same(item, other) for other in answer])
+        columns = zip(*rows, strict=True)
+        return _all_of(map(_any_of, [*rows, *columns]))
 
 
 def _same_words(gold: Words, answer: Words) -> Equivalence:
@@ -522,10 +530,13 @@ def _same_based(gold: Based, answer: Based) -> Equivalence:
 
 def _congruent(first: str, second: str, modulus: str) -> bool | None:
     """Whether two whole numbers are congruent; None if one is no whole number."""
-    values = [number(text) for text in (first, second, modulus)]
-    if any(value is None or value.denominator != 1 for value in values) or not values[2]:
-        return None
-    return (values[0] - values[1]) % values[2] == 0  # type: ignore[operator]
+    values: list[int] = []
+    for text in (first, second, modulus):
+        value = number(text)
+        if value is None or value.denominator != 1:
+            return None
+        values.append(value.numerator)
+    return (values[0] - values[1]) % values[2] == 0 if values[2] else None
 
 
 def _is_region(node: Node) -> bool:
@@ -570,6 +581,10 @@ def _is_compound_name(text: str) -> bool:
 
 def _tight(text: str) -> str:
     return text.replace(" ", "")
+
+
+def _tight_sides(node: Equation | Relation) -> list[str]:
+    return list(map(_tight, node.sides))
 
 
 def _in_radians(value: str) -> str:

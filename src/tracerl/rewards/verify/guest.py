@@ -80,12 +80,20 @@ def encode(value: object, depth: int = 0) -> object:
     if kind is float:
         return {"float": value.hex() if math.isfinite(value) else repr(value)}
     if kind is list:
-        return [encode(item, depth + 1) for item in value]
+        return encode_all(value, depth + 1)
     for form in (container_data, standard_data, reference_data, derived_data):
         data = form(value, kind, depth + 1)
         if data is not None:
             return data
     return object_data(value)
+
+
+def encode_all(items, depth=0):
+    return [encode(item, depth) for item in items]
+
+
+def encode_named(items):
+    return {name: encode(item) for name, item in items.items()}
 
 
 def container_data(value, kind, depth):
@@ -97,10 +105,10 @@ def container_data(value, kind, depth):
     if kind in (bytes, bytearray):
         return {kind.__name__: value.hex()}
     if kind in (tuple, set, frozenset, collections.deque):
-        return {kind.__name__: [encode(item, depth) for item in value]}
+        return {kind.__name__: encode_all(value, depth)}
     if kind in (dict, collections.OrderedDict, collections.Counter, collections.defaultdict):
-        pairs = [[encode(key, depth), encode(item, depth)] for key, item in dict.items(value)]
-        return {kind.__name__: pairs}
+        pairs = dict.items(value)
+        return {kind.__name__: [encode_all(pair, depth) for pair in pairs]}
     if kind is range:
         return {"range": [value.start, value.stop, value.step]}
     return None
@@ -137,14 +145,15 @@ def reference_data(value, kind, depth):
 def derived_data(value, kind, depth):
     """Data of a named tuple, of a number or text of a class of its own, or of an iterator."""
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return {"tuple": [encode(item, depth) for item in tuple.__iter__(value)]}
+        return {"tuple": encode_all(tuple.__iter__(value), depth)}
     for base in (bool, int, float, str):
         if isinstance(value, base) and kind.__module__ != "builtins":
             plain = str.__str__(value) if base is str else base.__new__(base, value)
             return encode(plain, depth)
     if kind.__name__ in ITERATORS:
-        items = zip(range(MAX_ITEMS), value)  # noqa: B905 (`strict` would read one item more)
-        return {"iterator": [encode(item, depth) for _, item in items]}
+        import itertools
+
+        return {"iterator": encode_all(itertools.islice(value, MAX_ITEMS), depth)}
     return None
 
 
@@ -165,7 +174,7 @@ def decode(data: object) -> object:
     """The value of `encode`'s data. In the tests a handle is a reference; in the solution it is the
     object itself."""
     if isinstance(data, list):
-        return [decode(item) for item in data]
+        return decode_all(data)
     if not isinstance(data, dict):
         return data
     ((tag, inner),) = data.items()
@@ -185,6 +194,14 @@ def decode(data: object) -> object:
     return plain_value(tag, inner)
 
 
+def decode_all(items):
+    return [decode(item) for item in items]
+
+
+def decode_named(items):
+    return {name: decode(item) for name, item in items.items()}
+
+
 def plain_value(tag, inner):
     """A number, text or container of Python's own."""
     import collections
@@ -198,23 +215,23 @@ def plain_value(tag, inner):
     if tag in ("bytes", "bytearray"):
         return (bytes if tag == "bytes" else bytearray).fromhex(inner)
     if tag == "iterator":
-        return iter([decode(item) for item in inner])
+        return iter(decode_all(inner))
     if tag == "range":
         return range(*inner)
     if tag == "defaultdict":
         return collections.defaultdict(None, plain_value("dict", inner))
     if tag in ("dict", "OrderedDict", "Counter"):
-        pairs = {decode(key): decode(item) for key, item in inner}
+        pairs = dict(map(decode_all, inner))
         return pairs if tag == "dict" else getattr(collections, tag)(pairs)
     kinds = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
-    return kinds[tag](decode(item) for item in inner)
+    return kinds[tag](decode_all(inner))
 
 
 def standard_value(module, name, parts):
     import importlib
 
     kind = getattr(importlib.import_module(module), name)
-    values = [decode(part) for part in parts]
+    values = decode_all(parts)
     return kind.fromisoformat(values[0]) if name in FROM_TEXT else kind(*values)
 
 
@@ -509,18 +526,16 @@ def solution(job, channel):
 
 
 def with_arguments(request, arguments, keywords):
-    named = {name: encode(item) for name, item in keywords.items()}
-    return {**request, "args": [encode(item) for item in arguments], "kwargs": named}
+    return {**request, "args": encode_all(arguments), "kwargs": encode_named(keywords)}
 
 
 def answer(request, known):
     """The reply to one request."""
     try:
         if "describe" in request:
-            names = [name for name in request["describe"] if name in PROGRAM]
-            return {"described": {name: description(PROGRAM[name]) for name in names}}
-        arguments = [decode(item) for item in request["args"]]
-        keywords = {name: decode(item) for name, item in request.get("kwargs", {}).items()}
+            return {"described": descriptions(request["describe"])}
+        arguments = decode_all(request["args"])
+        keywords = decode_named(request.get("kwargs", {}))
         value = function_of(request, known)(*arguments, **keywords)
         reply = {"value": encode(value)}
         if value is None and request.get("op") == "call":
@@ -543,6 +558,15 @@ def function_of(request, known):
     return value
 
 
+def descriptions(names):
+    """The description of each of these names that the program defines."""
+    found = {}
+    for name in names:
+        if name in PROGRAM:
+            found[name] = description(PROGRAM[name])
+    return found
+
+
 def description(value):
     """What the tests must know about a name of the program: its value, or that it is a function or
     class, and which exceptions an exception class derives from. {} if it cannot be sent."""
@@ -553,8 +577,13 @@ def description(value):
             return {}
     number = object_data(value)[HANDLE]
     if isinstance(value, type) and issubclass(value, BaseException):
-        return {HANDLE: number, "bases": [kind.__name__ for kind in value.__mro__]}
+        return {HANDLE: number, "bases": class_names(value)}
     return {HANDLE: number}
+
+
+def class_names(kind):
+    """Of a class and those that it derives from, in the order of attribute lookup."""
+    return [base.__name__ for base in kind.__mro__]
 
 
 def changes(request, arguments):
@@ -575,10 +604,10 @@ def changes(request, arguments):
 def exception_data(error):
     """What the tests may look at of an exception: its classes, arguments, attributes and message,
     as far as they can be sent."""
-    data: dict = {"bases": [kind.__name__ for kind in type(error).__mro__]}
+    data: dict = {"bases": class_names(type(error))}
     for name, read in (
-        ("args", lambda: [encode(item) for item in error.args]),
-        ("attributes", lambda: {key: encode(item) for key, item in vars(error).items()}),
+        ("args", lambda: encode_all(error.args)),
+        ("attributes", lambda: encode_named(vars(error))),
         ("text", lambda: str(error)),
     ):
         try:
@@ -827,8 +856,8 @@ def request_value(channel, request, arguments, keywords):
 
 def call_back_reply(request):
     try:
-        arguments = [decode(item) for item in request["args"]]
-        keywords = {name: decode(item) for name, item in request["kwargs"].items()}
+        arguments = decode_all(request["args"])
+        keywords = decode_named(request["kwargs"])
         return {"returned": encode(CALLBACKS[request[CALLBACK]](*arguments, **keywords))}
     except Exception as error:
         return {"raised": type(error).__name__, "args": exception_data(error).get("args", [])}
@@ -839,10 +868,8 @@ def change(old, new):
     if type(old) is not type(new) or type(old) not in (list, dict, set, bytearray):
         raise TypeError("an argument cannot change like that")
     if isinstance(old, list):
-        pairs = zip(old, new)  # noqa: B905 (what follows the shorter one is replaced)
-        both = [type(first) is list and type(second) is list for first, second in pairs]
-        for place, is_pair in enumerate(both):
-            if is_pair:
+        for place in range(min(len(old), len(new))):
+            if type(old[place]) is list and type(new[place]) is list:
                 change(old[place], new[place])
                 new[place] = old[place]
         old[:] = new
@@ -882,8 +909,8 @@ def solution_error(reply, may_end):
     if issubclass(kind, StopIteration | StopAsyncIteration) and not may_end:
         kind = RuntimeError
     error = kind.__new__(kind)
-    error.args = tuple(decode(item) for item in reply.get("args", ()))
-    error.__dict__.update({key: decode(item) for key, item in reply.get("attributes", {}).items()})
+    error.args = tuple(decode_all(reply.get("args", ())))
+    error.__dict__.update(decode_named(reply.get("attributes", {})))
     if kind.__name__ in EXCEPTIONS and isinstance(reply.get("text"), str):
         error.__dict__["_text"] = reply["text"]
     return error

@@ -58,36 +58,9 @@ def bubblewrap_command(uid: int | None, file_size: int, packages: tuple[str, ...
         "sandbox",
     ]
     command += [] if uid is not None else ["--unshare-user"]
-    command += [
-        "--dir",
-        "/usr",
-    ]  # parents that are made on the way would be closed to the sandbox's own user
-    for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
-        path = Path(name)
-        if path.is_symlink():
-            command += ["--symlink", os.readlink(path), name]
-        elif path.is_dir():
-            command += ["--ro-bind", name, name]
-    command += [
-        "--dir",
-        "/python",
-        "--ro-bind",
-        str(prefix / "bin"),
-        "/python/bin",
-        "--ro-bind",
-        str(prefix / "lib"),
-        "/python/lib",
-    ]
-    # Installed packages are hidden: benchmark data with solutions may be among them.
-    for folder in {
-        sysconfig.get_path(scheme, vars={"base": str(prefix), "platbase": str(prefix)})
-        for scheme in ("purelib", "platlib")
-    }:
-        installed = Path(folder)
-        if installed.is_dir() and installed.is_relative_to(prefix):
-            command += ["--tmpfs", str(Path("/python") / installed.relative_to(prefix))]
-    if Path("/usr/lib/python3/dist-packages").is_dir():
-        command += ["--tmpfs", "/usr/lib/python3/dist-packages"]
+    command += _visible_libraries(prefix)
+    for folder in _installed_packages(prefix):
+        command += ["--tmpfs", folder]
     command += ["--dir", "/packages"] if packages else []
     for number, folder in enumerate(packages):
         command += ["--ro-bind", folder, inner_packages(number)]
@@ -95,3 +68,31 @@ def bubblewrap_command(uid: int | None, file_size: int, packages: tuple[str, ...
         command += ["--dev", "/dev"] if name == "/dev/shm" else []
         command += ["--perms", "1777", "--size", str(16 * file_size), "--tmpfs", name]
     return [*command, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+def _visible_libraries(prefix: Path) -> list[str]:
+    """The system's shared libraries, and Python with its standard library, to be read only."""
+    # Parents that are made on the way would be closed to the sandbox's own user.
+    command = ["--dir", "/usr"]
+    for name in ("/lib", "/lib64", "/usr/lib", "/usr/lib64"):
+        path = Path(name)
+        if path.is_symlink():
+            command += ["--symlink", os.readlink(path), name]
+        elif path.is_dir():
+            command += ["--ro-bind", name, name]
+    command += ["--dir", "/python"]
+    command += ["--ro-bind", str(prefix / "bin"), "/python/bin"]
+    return [*command, "--ro-bind", str(prefix / "lib"), "/python/lib"]
+
+
+def _installed_packages(prefix: Path) -> list[str]:
+    """Folders inside that are hidden: benchmark data with solutions may be among the packages."""
+    folders: dict[str, None] = {}
+    for scheme in ("purelib", "platlib"):
+        bases = {"base": str(prefix), "platbase": str(prefix)}
+        installed = Path(sysconfig.get_path(scheme, vars=bases))
+        if installed.is_dir() and installed.is_relative_to(prefix):
+            folders[str(Path("/python") / installed.relative_to(prefix))] = None
+    if Path("/usr/lib/python3/dist-packages").is_dir():
+        folders["/usr/lib/python3/dist-packages"] = None
+    return list(folders)

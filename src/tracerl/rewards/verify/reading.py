@@ -101,12 +101,16 @@ def _read_matrix(text: str, depth: int) -> Node | None:
     factor = match["factor"].removesuffix(r"\cdot").strip()
     if factor:
         scale = f"({'-1' if factor == '-' else factor})"
-        cells = [[f"{scale}({cell})" for cell in row] for row in cells]
+        for row in cells:
+            row[:] = [f"{scale}({cell})" for cell in row]
     if match["transposed"]:
         if len({len(row) for row in cells}) > 1:
             raise NotReadableError(text[:80])
         cells = [list(column) for column in zip(*cells, strict=True)]
-    return Matrix(rows=tuple(tuple(read(cell, depth + 1) for cell in row) for row in cells))
+    parts: list[tuple[Node, ...]] = []
+    for row in cells:
+        parts.append(tuple(read(cell, depth + 1) for cell in row))
+    return Matrix(rows=tuple(parts))
 
 
 _BUILDER = re.compile(

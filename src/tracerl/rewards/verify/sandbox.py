@@ -165,22 +165,11 @@ class Sandbox:
         self._init: int | None = None
         reading, writing = os.pipe()
         passed = [writing]
-        inside = backend == "bubblewrap"
-        folders = [
-            inner_packages(number) if inside else folder for number, folder in enumerate(packages)
-        ]
-        start = _START.format(uid=uid if inside else None, packages=folders)
-        if inside:
+        if backend == "bubblewrap":
             passed.append(_filter_file())
-            outside = [
-                *bubblewrap_command(uid, limits.file_size, packages),
-                "--info-fd",
-                str(writing),
-            ]
-            outside += ["--seccomp", str(passed[-1])]
-            command = [*outside, "--", inner_python(), "-I", "-S", "-c", start]
+            command = _isolated_command(uid, limits.file_size, packages, passed)
         else:
-            command = [outer_python(), "-I", "-S", "-c", start]
+            command = _plain_command(packages)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -195,10 +184,8 @@ class Sandbox:
             os.close(fd)
         self._info = reading
         self._group: ControlGroup | None = None
-        self._to, self._from = (
-            cast(IO[bytes], self._process.stdin),
-            cast(IO[bytes], self._process.stdout),
-        )
+        self._to = cast(IO[bytes], self._process.stdin)
+        self._from = cast(IO[bytes], self._process.stdout)
         with contextlib.suppress(OSError):  # `begin` says what became of it
             os.write(self._to.fileno(), guest_code())  # fits in a pipe
         os.set_blocking(self._to.fileno(), False)
@@ -561,6 +548,22 @@ def _is_deeper_than(data: Any, depth: int) -> bool:
             return False
         level = below
     return True
+
+
+def _isolated_command(
+    uid: int | None, file_size: int, packages: tuple[str, ...], fds: list[int]
+) -> list[str]:
+    """fds: where bubblewrap writes who it started, and where it reads its filter of system
+    calls."""
+    start = _START.format(uid=uid, packages=list(map(inner_packages, range(len(packages)))))
+    command = [*bubblewrap_command(uid, file_size, packages), "--info-fd", str(fds[0])]
+    command += ["--seccomp", str(fds[1])]
+    return [*command, "--", inner_python(), "-I", "-S", "-c", start]
+
+
+def _plain_command(packages: tuple[str, ...]) -> list[str]:
+    start = _START.format(uid=None, packages=list(packages))
+    return [outer_python(), "-I", "-S", "-c", start]
 
 
 def _filter_file() -> int:
