@@ -187,7 +187,12 @@ def gold_figures(published: Path) -> None:
     from tests.rewards.verify.writings import layouts, neighbours, number_writings
 
     sets = {"AIME, 0 to 999": [str(i) for i in range(1000)]}
-    for name, file in (("MATH-500", "math500_full.jsonl"), ("GSM8K", "gsm8k_test.jsonl")):
+    files = {
+        "MATH-500": "math500_full.jsonl",
+        "GSM8K": "gsm8k_test.jsonl",
+        "GSM8K, training part": "gsm8k_train.jsonl",
+    }
+    for name, file in files.items():
         if (published / file).is_file():
             rows = read_rows(published / file)
             sets[name] = [

@@ -34,15 +34,18 @@ _NONSENSE = ("", "x", "nan", "None", "0 0", "[]", "{}", "(1)", "True False", "th
 _EVALUATORS = ("eval", "exec", "sympify", "parse_expr")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Item:
-    """A problem, the kind of its verifier, its answer ("" if only a scorer can tell), and what the
-    verifier needs besides."""
+    """A problem of reasoning-gym that something of ours can judge."""
 
     prompt: str
+    """The question, and how to give the answer."""
     kind: str
+    """Of its verifier."""
     answer: str
+    """"" if only a scorer can tell."""
     spec: str
+    """What the verifier needs besides, "" for nothing."""
 
 
 def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: str) -> list[Item]:
@@ -95,19 +98,19 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
     prompt = _ASK.format(question=entry["question"].strip())
     if task in ("countdown", "puzzle24"):
         return Item(
-            prompt,
-            "countdown",
-            answer,
-            f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}",
+            prompt=prompt,
+            kind="countdown",
+            answer=answer,
+            spec=f"{','.join(map(str, metadata['numbers']))}={metadata.get('target', 24)}",
         )
     if task == "mini_sudoku":
         clues = _digits_of(metadata["puzzle"])
         grid = _digits_of(metadata["solution"])
-        return Item(prompt, "sudoku", grid, clues)
+        return Item(prompt=prompt, kind="sudoku", answer=grid, spec=clues)
     if task in _MATHEMATICS:
-        return Item(prompt, "math", answer, "")
+        return Item(prompt=prompt, kind="math", answer=answer, spec="")
     if task == "basic_arithmetic" and (exact := _exact_value(metadata["expression"])) is not None:
-        return Item(prompt, "math", exact, "")
+        return Item(prompt=prompt, kind="math", answer=exact, spec="")
     spec: dict[str, Any] = {}
     if isinstance(metadata.get("valid_answers"), list):
         spec["answers"] = metadata["valid_answers"]
@@ -115,7 +118,9 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
         spec |= {"task": task, "module": made["module"], "options": made["options"], "entry": text}
     if not made["scorer"] and not answer:
         return None
-    return Item(prompt, "gym", answer or "", json.dumps(spec) if spec else "")
+    return Item(
+        prompt=prompt, kind="gym", answer=answer or "", spec=json.dumps(spec) if spec else ""
+    )
 
 
 def _digits_of(rows: list[list[int]]) -> str:

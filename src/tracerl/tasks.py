@@ -163,16 +163,18 @@ def _arithmetic(difficulty: int, rng: np.random.Generator) -> Generated:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Expression:
-    """text: infix with brackets only where needed. binds: how tightly its operator binds. steps:
-    one line per operation, in the order in which they are solved (left operand, right operand,
-    itself)."""
+    """Arithmetic that is worked out step by step."""
 
     text: str
+    """Infix, with brackets only where needed."""
     binds: int
+    """How tightly its operator binds."""
     value: int
     steps: list[str]
+    """One line per operation, in the order in which they are solved: those of the left operand, of
+    the right one, its own."""
 
 
 def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
@@ -180,7 +182,7 @@ def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
     nothing is ever rejected."""
     if num_operators == 0:
         digit = int(rng.integers(1, 10))
-        return _Expression(str(digit), 3, digit, [])
+        return _Expression(text=str(digit), binds=3, value=digit, steps=[])
     in_left = int(rng.integers(0, num_operators))
     left, right = _expression(in_left, rng), _expression(num_operators - 1 - in_left, rng)
     if left.value < right.value and left.value + right.value > _LARGEST:
@@ -197,10 +199,10 @@ def _expression(num_operators: int, rng: np.random.Generator) -> _Expression:
     left_text = f"({left.text})" if left.binds < binds else left.text
     right_text = f"({right.text})" if right.binds <= binds else right.text
     return _Expression(
-        left_text + operator + right_text,
-        binds,
-        values[operator],
-        [*left.steps, *right.steps, step],
+        text=left_text + operator + right_text,
+        binds=binds,
+        value=values[operator],
+        steps=[*left.steps, *right.steps, step],
     )
 
 

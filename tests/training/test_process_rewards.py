@@ -211,7 +211,9 @@ def test_a_judge_that_is_undecided_of_every_step_changes_nothing(tmp_path, monke
     responding(monkeypatch, 4)
     plain, _ = train(tmp_path / "plain", 4, process=None)
     silent, curves = train(
-        tmp_path / "silent", 4, judge=lambda questions: [Answer(None, "no answer")] * len(questions)
+        tmp_path / "silent",
+        4,
+        judge=lambda questions: [Answer(score=None, reason="no answer")] * len(questions),
     )
     assert all(torch.equal(plain[name], silent[name]) for name in plain)
     assert (curves["train"][0]["undecided_chunks"], curves["train"][0]["chunk_score"]) == (

@@ -193,7 +193,9 @@ def _verdicts_and_scores(
     for i, answer in zip(to_judge, answers, strict=True):
         scores[i] = answer.score
         if answer.score is None:
-            verdicts[i] = Verdict("undecided", {"correct": 0.0}, f"judge: {answer.reason}")
+            verdicts[i] = Verdict(
+                verdict="undecided", parts={"correct": 0.0}, detail=f"judge: {answer.reason}"
+            )
     return verdicts, [scores.get(i) for i in range(len(verdicts))]
 
 

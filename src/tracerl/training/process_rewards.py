@@ -57,7 +57,7 @@ class ProcessRewarder:
                 chunk_ends, texts = split(ids, tokenizer.decode, self.settings)
                 ends.append(chunk_ends)
                 for i in range(len(texts)):
-                    questions.append(Question(rollout.task, tuple(texts), i))
+                    questions.append(Question(task=rollout.task, chunks=tuple(texts), index=i))
         scores = self._scores(questions)
         per_response = iter(np.split(scores, np.cumsum([len(part) for part in ends])[:-1]))
         ends_left = iter(ends)

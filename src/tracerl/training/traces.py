@@ -128,7 +128,7 @@ def collect_solutions(
                 0,
                 trajectory,
                 text=task.solution,
-                verdict=Verdict("correct", {"correct": 1.0}),
+                verdict=Verdict(verdict="correct", parts={"correct": 1.0}),
                 reward_parts={"correct": 1.0},
                 settings=recorded,
             )

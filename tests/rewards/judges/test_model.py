@@ -34,8 +34,8 @@ TASK = Task(
     answer="16",
     solution="",
 )
-QUESTIONS = [Question(TASK, ("11;", "16;", "#16"), i) for i in range(3)] + [
-    Question(TASK, ("no idea " * n,)) for n in (1, 9)
+QUESTIONS = [Question(task=TASK, chunks=("11;", "16;", "#16"), index=i) for i in range(3)] + [
+    Question(task=TASK, chunks=("no idea " * n,)) for n in (1, 9)
 ]
 
 
@@ -145,7 +145,7 @@ def test_what_it_cannot_decide_is_undecided(directory):
     assert [answer.score is None for answer in short(QUESTIONS)] == [
         length == max(lengths) for length in lengths
     ]
-    foreign = Question(TASK, ("été",))
+    foreign = Question(task=TASK, chunks=("été",))
     assert [
         answer.score is None
         for answer in model_judge(settings(), directory, COMPUTE)([foreign, *QUESTIONS])

@@ -25,7 +25,7 @@ CHUNKS = ("11;", "17;", "#17")
     ("index", "before"), [(0, ""), (1, "11;"), (2, "11;17;")], ids=["first", "second", "last"]
 )
 def test_a_step_is_shown_with_the_chunks_before_it_and_no_others(index, before):
-    text = prompt_of(Question(TASK, CHUNKS, index), "", "Say 1 or -1.")
+    text = prompt_of(Question(task=TASK, chunks=CHUNKS, index=index), "", "Say 1 or -1.")
     pattern = r"<([a-z-]+) [0-9a-f]{12}>\n(.*?)\n</"
     blocks = dict(re.findall(pattern, text, re.DOTALL))
     assert blocks == {

@@ -283,6 +283,12 @@ KINDS = [
     ("\\emptyset", "\\text{no}", DIFFERENT),
     # an environment that is not read
     ("\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}", "-2", UNDECIDED),
+    # a plain number is no matrix of several cells, and no ratio of another value
+    ("\\begin{pmatrix}5\\\\-3\\end{pmatrix}", "53", DIFFERENT),
+    ("\\begin{pmatrix}5\\end{pmatrix}", "5", UNDECIDED),
+    ("2:3", "23", DIFFERENT),
+    ("1:2", "0.5", UNDECIDED),
+    ("2:0", "2", DIFFERENT),
     ("(1,234)", "1234", DIFFERENT),
     ("1234", "(1,234)", DIFFERENT),
     ("(1,234)", "(1, 234)", EQUAL),

@@ -129,7 +129,7 @@ def test_an_exception_over_a_response_leaves_the_rest_of_the_batch_judged(monkey
     def raising(task, response):
         if response == "bad":
             raise RecursionError("too deep")
-        return verifier.Verdict("correct", {"correct": 1.0})
+        return verifier.Verdict(verdict="correct", parts={"correct": 1.0})
 
     monkeypatch.setitem(verifier._VERIFIERS, "sums", raising)
     task = Task(

@@ -86,7 +86,10 @@ class Recorder:
     def __call__(self, questions):
         self.asked.append([question.chunks for question in questions])
         known = {"+": 1.0, "-": -1.0, "0": 0.0, "h": 0.5}
-        return [Answer(known.get("".join(question.chunks)[-1:]), "odd") for question in questions]
+        return [
+            Answer(score=known.get("".join(question.chunks)[-1:]), reason="odd")
+            for question in questions
+        ]
 
 
 @pytest.fixture

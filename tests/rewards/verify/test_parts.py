@@ -41,7 +41,10 @@ MATH = Task(
     answer="3",
     solution="",
 )
-RIGHT, WRONG = Verdict("correct", {"correct": 1.0}), Verdict("wrong", {"correct": 0.0})
+RIGHT, WRONG = (
+    Verdict(verdict="correct", parts={"correct": 1.0}),
+    Verdict(verdict="wrong", parts={"correct": 0.0}),
+)
 
 
 def part(name, text, task=MATH, verdict=WRONG):
@@ -136,7 +139,7 @@ def test_rewards_are_graded_where_they_can_lie_between_nothing_and_everything():
 
 
 def test_an_undecided_response_is_paid_for_no_part():
-    undecided = Verdict("undecided", {"correct": 0.0})
+    undecided = Verdict(verdict="undecided", parts={"correct": 0.0})
     assert set(
         reward_parts(
             {"correct": 1.0, "boxed_format": 1.0, "brevity": 1.0},

@@ -141,21 +141,21 @@ def test_a_text_is_what_follows_the_last_sign_or_the_last_line(answer, response,
 @pytest.mark.parametrize(("kind", "response"), [("sums", "11;#16"), ("text", "#16")])
 def test_a_response_cut_at_the_limit_is_wrong_if_the_option_says_so(kind, response):
     assert verify(task(kind, "16"), response, "length", truncated_is_wrong=True) == Verdict(
-        "wrong", {"correct": 0.0}
+        verdict="wrong", parts={"correct": 0.0}
     )
     assert verify(task(kind, "16"), response, "length", truncated_is_wrong=False) == Verdict(
-        "correct", {"correct": 1.0}
+        verdict="correct", parts={"correct": 1.0}
     )
     assert verify(task(kind, "16"), response, "end", truncated_is_wrong=True) == Verdict(
-        "correct", {"correct": 1.0}
+        verdict="correct", parts={"correct": 1.0}
     )
     assert verify(task(kind, "17"), response, "end", truncated_is_wrong=False) == Verdict(
-        "wrong", {"correct": 0.0}
+        verdict="wrong", parts={"correct": 0.0}
     )
 
 
 def test_an_undecided_response_is_never_paid():
-    assert Verdict("undecided", {}).reward == 0.0
+    assert Verdict(verdict="undecided", parts={}).reward == 0.0
 
 
 FINAL = [

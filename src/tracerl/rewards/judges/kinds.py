@@ -83,9 +83,9 @@ def steps_judge(questions: Sequence[Question]) -> list[Answer]:
         scores = known[key] if question.index is None else [known[key][question.index]]
         decided = [score for score in scores if score is not None]
         answers.append(
-            Answer(sum(decided) / len(decided))
+            Answer(score=sum(decided) / len(decided))
             if decided
-            else Answer(None, f"kind {question.task.kind!r} has no rule for steps")
+            else Answer(score=None, reason=f"kind {question.task.kind!r} has no rule for steps")
         )
     return answers
 
@@ -114,7 +114,7 @@ def trial(
         spec=spec,
     )
     if not separators:
-        return [(response, judge([Question(task, (response,))])[0])]
+        return [(response, judge([Question(task=task, chunks=(response,))])[0])]
     settings = Process(
         judge="trial", weight=1.0, separators=list(separators), max_chunks=max(len(response), 1)
     )
@@ -122,5 +122,9 @@ def trial(
         [ord(character) for character in response], lambda ids: "".join(map(chr, ids)), settings
     )[1]
     return list(
-        zip(texts, judge([Question(task, tuple(texts), i) for i in range(len(texts))]), strict=True)
+        zip(
+            texts,
+            judge([Question(task=task, chunks=tuple(texts), index=i) for i in range(len(texts))]),
+            strict=True,
+        )
     )

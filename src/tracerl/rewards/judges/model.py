@@ -45,17 +45,21 @@ def model_judge(settings: ModelJudge, directory: Path, compute: Compute) -> Judg
     controls = [token.content for token in added if token.special or token.content.startswith("<")]
 
     def ask(questions: Sequence[Question]) -> list[Answer]:
-        answers: list[Answer] = [Answer(None, "")] * len(questions)
+        answers: list[Answer] = [Answer(score=None, reason="")] * len(questions)
         prompts = {}
         for place, question in enumerate(questions):
             try:
                 content = harmless(prompt_of(question, settings.instructions, _CLOSING), controls)
                 prompts[place] = tokenizer.chat_ids([{"role": "user", "content": content}])
             except DataError:
-                answers[place] = Answer(None, "the judge's tokenizer cannot write the question")
+                answers[place] = Answer(
+                    score=None, reason="the judge's tokenizer cannot write the question"
+                )
                 continue
             if len(prompts[place]) > settings.max_prompt_tokens:
-                answers[place] = Answer(None, f"the question has {len(prompts.pop(place))} tokens")
+                answers[place] = Answer(
+                    score=None, reason=f"the question has {len(prompts.pop(place))} tokens"
+                )
         # By length, so that little is padded; the order is a function of the questions.
         places, rows = (
             sorted(prompts, key=lambda place: (len(prompts[place]), place)),
@@ -126,7 +130,7 @@ def _scores(
     for ours, theirs in zip(p_yes.tolist(), p_no.tolist(), strict=True):
         mass = ours + theirs
         if mass <= 0.0 or mass < min_mass:
-            answers.append(Answer(None, f"yes and no have probability {mass:.3g}"))
+            answers.append(Answer(score=None, reason=f"yes and no have probability {mass:.3g}"))
         else:
-            answers.append(Answer((ours - theirs) / mass))
+            answers.append(Answer(score=(ours - theirs) / mass))
     return answers

@@ -21,22 +21,26 @@ from tracerl.errors import DataError
 from tracerl.types import Task
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
-    """About a response to a task, given as its chunks: how good is chunk number `index`, or the
-    whole response if that is None."""
+    """How good a response to a task is, or one chunk of it."""
 
     task: Task
+    """What the response answers."""
     chunks: tuple[str, ...]
+    """The whole response, in order."""
     index: int | None = None
+    """Which chunk is judged; the whole response if None."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
-    """score: between -1 (wrong) and 1 (right), None if undecided. reason: why it is undecided."""
+    """What a judge says to a question."""
 
     score: float | None
+    """Between -1 (wrong) and 1 (right), None if undecided."""
     reason: str = ""
+    """Why it is undecided."""
 
 
 Judge = Callable[[Sequence[Question]], list[Answer]]

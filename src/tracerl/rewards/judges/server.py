@@ -95,7 +95,7 @@ class _Asking:
         settings, reason, heard = self.settings, "", False
         for attempt in range(settings.retries + 1):
             if self.in_vain >= (settings.concurrency) + _GONE_AFTER:
-                return Answer(None, "the server is gone")
+                return Answer(score=None, reason="the server is gone")
             try:
                 answer = self._try(question)
             except _UnansweredError as error:
@@ -114,7 +114,7 @@ class _Asking:
                 return answer
         if not heard:
             self.in_vain += 1
-        return Answer(None, reason)
+        return Answer(score=None, reason=reason)
 
     def _try(self, question: Question) -> Answer:
         settings = self.settings
@@ -130,14 +130,16 @@ class _Asking:
         if status in _PASSING:
             raise _UnansweredError(f"status {status}", pause)
         if status != 200:
-            return Answer(None, f"status {status}")
+            return Answer(score=None, reason=f"status {status}")
         content = _content(data)
         if content is None:
-            return Answer(None, "the answer is no chat completion")
+            return Answer(score=None, reason="the answer is no chat completion")
         score = read_score(content)
         return Answer(
-            score,
-            "" if score is not None else "the answer's last line states no score from -1 to 1",
+            score=score,
+            reason=""
+            if score is not None
+            else "the answer's last line states no score from -1 to 1",
         )
 
     def _post(self, body: bytes) -> tuple[int, bytes, float]:

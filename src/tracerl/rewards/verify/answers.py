@@ -251,7 +251,7 @@ class _Comparison:
         may_be_computed = Expression | Group
         for first, second in ((gold, answer), (answer, gold)):
             if isinstance(first, Matrix | Ratio) and isinstance(second, may_be_computed):
-                return "undecided"
+                return "different" if _is_other_number(first, second) else "undecided"
         return "different"
 
     def _same_across(  # noqa: C901 (a case for each pair of kinds)
@@ -537,6 +537,19 @@ def _congruent(first: str, second: str, modulus: str) -> bool | None:
             return None
         values.append(value.numerator)
     return (values[0] - values[1]) % values[2] == 0 if values[2] else None
+
+
+def _is_other_number(node: Matrix | Ratio, value: Node) -> bool:
+    """Whether a plain number is neither a matrix of one cell nor the quotient of a ratio."""
+    plain = number(value.text) if isinstance(value, Expression) else None
+    if plain is None:
+        return False
+    if isinstance(node, Matrix):
+        return sum(map(len, node.rows)) > 1
+    terms = list(map(number, node.terms))
+    if len(terms) != 2 or terms[0] is None or terms[1] is None:
+        return False
+    return terms[0] != plain * terms[1]
 
 
 def _is_region(node: Node) -> bool:

@@ -41,7 +41,7 @@ _IN_PROCESSES = ("math", "code", "gym")
 _NUMBER_ANSWER = re.compile(r"[^#]*#(0|-?[1-9][0-9]*)", re.ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What was decided on one response, and what is paid for it."""
 
@@ -95,14 +95,18 @@ def _verify(task: Task, response: str) -> Verdict:
         raise
     except Exception as error:
         detail = f"judging failed: {type(error).__name__}: {error}"
-        return Verdict("undecided", {"correct": 0.0}, detail[:200])
+        return Verdict(verdict="undecided", parts={"correct": 0.0}, detail=detail[:200])
 
 
 def judge_answers(responses: Sequence[tuple[Task, str]]) -> list[Answer]:
     """The configured judge's answers on whole responses: scores from -1 to 1, None with a reason
     where it is undecided."""
     return (
-        list(_require_workers().judge([Question(task, (text,)) for task, text in responses]))
+        list(
+            _require_workers().judge(
+                [Question(task=task, chunks=(text,)) for task, text in responses]
+            )
+        )
         if responses
         else []
     )
@@ -222,7 +226,7 @@ def _require_workers() -> _Workers:
 
 
 def _verdict(correct: bool) -> Verdict:
-    return Verdict("correct" if correct else "wrong", {"correct": float(correct)})
+    return Verdict(verdict="correct" if correct else "wrong", parts={"correct": float(correct)})
 
 
 def _number(task: Task, response: str) -> Verdict:
@@ -242,7 +246,7 @@ def _math(task: Task, response: str) -> Verdict:
         return _verdict(False)
     same = _require_workers().math.equivalent(task.answer, answer)
     if same == "undecided":
-        return Verdict("undecided", {"correct": 0.0})
+        return Verdict(verdict="undecided", parts={"correct": 0.0})
     return _verdict(same == "equal")
 
 
@@ -257,12 +261,16 @@ def _code(task: Task, response: str) -> Verdict:
     try:
         verdicts = run_tests(pool, program, tests)
     except SandboxError as error:
-        return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
+        return Verdict(
+            verdict="undecided", parts={"correct": 0.0}, detail=f"{pool.backend}: {error}"
+        )
     passed = sum(verdict == "passed" for verdict in verdicts)
     every = passed == len(verdicts)
     paid = passed / len(verdicts) if tests.reward == "fraction" else float(every)
     return Verdict(
-        "correct" if every else "wrong", {"correct": paid}, f"{pool.backend}: {' '.join(verdicts)}"
+        verdict="correct" if every else "wrong",
+        parts={"correct": paid},
+        detail=f"{pool.backend}: {' '.join(verdicts)}",
     )
 
 
@@ -286,9 +294,15 @@ def _gym(task: Task, response: str) -> Verdict:
     try:
         paid = pays(pool, spec, answer)
     except SandboxError as error:
-        return Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: {error}")
+        return Verdict(
+            verdict="undecided", parts={"correct": 0.0}, detail=f"{pool.backend}: {error}"
+        )
     return (
-        Verdict("undecided", {"correct": 0.0}, f"{pool.backend}: the scorer did not end")
+        Verdict(
+            verdict="undecided",
+            parts={"correct": 0.0},
+            detail=f"{pool.backend}: the scorer did not end",
+        )
         if paid is None
         else _verdict(paid)
     )
@@ -299,11 +313,16 @@ def _open(responses: Sequence[tuple[Task, str]]) -> list[Verdict]:
     verdicts = []
     for answer in judge_answers(responses):
         if answer.score is None:
-            verdicts.append(Verdict("undecided", {"correct": 0.0}, f"judge: {answer.reason}"))
+            verdicts.append(
+                Verdict(
+                    verdict="undecided", parts={"correct": 0.0}, detail=f"judge: {answer.reason}"
+                )
+            )
         else:
             verdicts.append(
                 Verdict(
-                    "correct" if answer.score > 0 else "wrong", {"correct": (answer.score + 1) / 2}
+                    verdict="correct" if answer.score > 0 else "wrong",
+                    parts={"correct": (answer.score + 1) / 2},
                 )
             )
     return verdicts
