@@ -1,10 +1,11 @@
-"""Peak memory of loading a sharded checkpoint at the true shapes of SDAR-4B, as a multiple of its
-size.
+"""Peak memory of loading a sharded checkpoint at the true shapes of SDAR-4B or LLaDA2-mini, as a
+multiple of its size.
 
 Random bf16 weights (a million numbers over and over) are written to a temporary directory shard by
 shard, then loaded by a fresh process.
 
-Example: python -m benchmarks.load_checkpoint --layers 36
+Examples: python -m benchmarks.load_checkpoint --layers 36
+          python -m benchmarks.load_checkpoint --shape llada2-mini --layers 2   (256 experts)
 """
 
 import argparse
@@ -19,10 +20,10 @@ import torch
 from safetensors.torch import save_file
 
 from tracerl.models.checkpoint import load_checkpoint
-from tracerl.models.families import published_name
 from tracerl.models.policy import Policy
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
+from tracerl.models.weights import published_parts
 
 SDAR_4B = {
     "architectures": ["SDARForCausalLM"],
@@ -38,13 +39,37 @@ SDAR_4B = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
 }
+LLADA2_MINI = {
+    "architectures": ["LLaDA2MoeModelLM"],
+    "model_type": "llada2_moe",
+    "dtype": "bfloat16",
+    "vocab_size": 157184,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "rope_theta": 600000.0,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "first_k_dense_replace": 1,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "num_shared_experts": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
+SHAPES = {"sdar-4b": SDAR_4B, "llada2-mini": LLADA2_MINI}
 SHARD_BYTES = 1_000_000_000
 
 
-def write_checkpoint(directory: Path, layers: int) -> int:
+def write_checkpoint(directory: Path, model_shape: str, layers: int) -> int:
     """Writes the directory and returns the bytes of its weights."""
     config = {
-        **SDAR_4B,
+        **SHAPES[model_shape],
         "num_hidden_layers": layers,
         "mask_token_id": character_tokenizer().mask_id,
     }
@@ -56,10 +81,10 @@ def write_checkpoint(directory: Path, layers: int) -> int:
     pending: dict[str, torch.Tensor] = {}
     weight_map: dict[str, str] = {}
     size = total = 0
-    shapes = [
-        (published_name(name, model.family), parameter.shape)
-        for name, parameter in model.named_parameters()
-    ]
+    shapes: list[tuple[str, torch.Size]] = []
+    for ours, tensor in model.state_dict().items():
+        parts = published_parts(ours, tensor, model.family)
+        shapes += [(published, part.shape) for published, part in parts]
     for i, (name, shape) in enumerate(shapes):
         pending[name] = (
             some.repeat(-(-shape.numel() // len(some)))[: shape.numel()].reshape(shape).clone()
@@ -101,13 +126,14 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, default=36, help="fewer where memory or disk is short"
     )
+    parser.add_argument("--shape", choices=SHAPES, default="sdar-4b")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
         load(arguments.load)
         return
     with tempfile.TemporaryDirectory() as name:
-        size = write_checkpoint(Path(name), arguments.layers)
+        size = write_checkpoint(Path(name), arguments.shape, arguments.layers)
         command = [sys.executable, "-m", "benchmarks.load_checkpoint", "--load", name]
         result = json.loads(
             subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -520,7 +520,14 @@ def doctor(
 def _show_needs(params: "Params", root: Path, config: Path | None) -> None:
     """What each stage needs, beside what its last run took."""
     from tracerl.models.checkpoint import device_of
-    from tracerl.reporting.doctor import measured, memory_limit, needs, readable, refusals
+    from tracerl.reporting.doctor import (
+        expert_memory,
+        measured,
+        memory_limit,
+        needs,
+        readable,
+        refusals,
+    )
 
     device = device_of(params.compute)
     limit = memory_limit(params.compute)
@@ -541,6 +548,8 @@ def _show_needs(params: "Params", root: Path, config: Path | None) -> None:
         memory.add_row(need.stage, *map(readable, sizes), peak)
         work.add_row(need.stage, f"{need.forwards:,}", forwards, f"{need.flops / 1e12:,.2f}", flops)
     console().print(memory, work)
+    if experts := expert_memory(params, root, config):
+        _say(experts)
     short = [need.stage for need in stages if need.total > limit]
     _say(
         f"{device} has {readable(limit)}: "

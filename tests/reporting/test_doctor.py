@@ -15,7 +15,7 @@ from tracerl.models.policy import new_model
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.models.transformer import Architecture
 from tracerl.models.value import ValueModel
-from tracerl.reporting.doctor import Need, judges, machine, needs, refusals
+from tracerl.reporting.doctor import Need, expert_memory, judges, machine, needs, refusals
 from tracerl.seeds import generator_for
 from tracerl.settings.params import Params, parse_params
 
@@ -140,6 +140,35 @@ def test_an_imported_checkpoint_is_measured_by_its_config(tmp_path):
         == found["traces"].weights
         == 2 * sum(p.numel() for p in model.parameters())
     )
+
+
+def test_experts_are_counted_and_named(tmp_path):
+    """64 experts of three matrices 2,048 x 1,024 in 15 of 16 layers, of which a token has 8."""
+    data = tiny_params()
+    config = {
+        "architectures": ["LLaDAMoEModelLM"],
+        "model_type": "llada",
+        "vocab_size": 157184,
+        "hidden_size": 2048,
+        "dense_intermediate_size": 8192,
+        "expert_intermediate_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_layer_freq": [0] + 15 * [1],
+        "rope_theta": 50000,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    data["base"]["path"] = "import"
+    text = expert_memory(parse_params(data, ""), tmp_path, path)
+    size = 15 * 64 * 3 * 2048 * 1024 * 2 / 1e9
+    assert text.startswith(f"experts: {size:.1f} GB of the weights'")
+    assert "in 15 of 16 layers; a token goes through 8 of 64" in text
+    assert expert_memory(parse_params(tiny_params(), ""), tmp_path) == ""
 
 
 def test_the_machine_says_what_is_missing():

@@ -182,6 +182,23 @@ def needs(params: Params, root: Path, config: Path | None = None) -> list[Need]:
     return list(stage_needs(params, root, *shape_of(params, root, config)))
 
 
+def expert_memory(params: Params, root: Path, config: Path | None = None) -> str:
+    """What the experts of a run's model take, in words; empty for a model without experts. root,
+    config: as of `needs`."""
+    arch, dtype = shape_of(params, root, config)
+    experts = arch.experts
+    if experts is None:
+        return ""
+    num_layers = arch.num_layers - len(experts.dense_layers)
+    size = num_layers * experts.num_experts * 3 * arch.hidden_size * experts.intermediate_size
+    whole = _num_parameters(arch, None)
+    return (
+        f"experts: {readable(size * dtype.itemsize)} of the weights' "
+        f"{readable(whole * dtype.itemsize)}, in {num_layers} of {arch.num_layers} layers; a token "
+        f"goes through {experts.per_token} of {experts.num_experts} and its layer reads them alone"
+    )
+
+
 def refusals(params: Params, root: Path, config: Path | None = None) -> dict[str, str]:
     """Training stages that will end with an error before their first step, whatever the data, with
     the error. root, config: as of `needs`."""
@@ -390,10 +407,21 @@ def _activations(arch: Architecture, checkpoint_layers: bool) -> int:
     projections, queries, keys, values, and the three of the MLP. With `checkpoint_layers` the
     inputs of all layers, and the rest of the one that is computed again."""
     heads = (2 * arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim
-    of_layer = 6 * arch.hidden_size + 2 * heads + 4 * arch.intermediate_size
+    of_layer = 6 * arch.hidden_size + 2 * heads + _mlp_activations(arch, 4)
     if checkpoint_layers:
         return arch.num_layers * arch.hidden_size + of_layer
     return arch.num_layers * of_layer
+
+
+def _mlp_activations(arch: Architecture, num_inner: int) -> int:
+    """Numbers of one token in the larger kind of MLP: `num_inner` of the inner width, and of a
+    mixture of experts also a copy of input and output for each expert of the token."""
+    dense = num_inner * arch.intermediate_size
+    experts = arch.experts
+    if experts is None:
+        return dense
+    inner = num_inner * (experts.per_token * experts.intermediate_size + experts.shared_size)
+    return max(dense, inner + 2 * experts.per_token * arch.hidden_size + experts.num_experts)
 
 
 def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
@@ -407,7 +435,7 @@ def _sampling(settings: Sampler, arch: Architecture, dtype: torch.dtype) -> int:
         else max(1, min(settings.max_rows, settings.cache_tokens // length))
     )
     passed = rows * (settings.block_size if cached else length)
-    one_layer = passed * (4 * arch.hidden_size + 3 * arch.intermediate_size) * dtype.itemsize
+    one_layer = passed * (4 * arch.hidden_size + _mlp_activations(arch, 3)) * dtype.itemsize
     keys = (
         rows * length * arch.num_layers * 2 * arch.num_kv_heads * arch.head_dim * dtype.itemsize
         if cached

@@ -17,6 +17,7 @@ from torch import nn
 from tracerl.errors import ParamsError
 from tracerl.models.checkpoint import save_checkpoint
 from tracerl.models.families import FAMILIES
+from tracerl.models.mlp import Experts
 from tracerl.models.policy import Policy, empty_model
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.models.transformer import Architecture
@@ -93,6 +94,19 @@ def reduce_architecture(arch: Architecture, reductions: Reductions) -> Architect
         num_kv_heads=arch.num_kv_heads // head_divisor,
         head_dim=arch.head_dim // head_dim_divisor,
         mask_id=vocab_size - 1 if arch.mask_id < 0 else arch.mask_id // divisor,
+        experts=_reduce_experts(arch, reductions.num_layers, divisor),
+    )
+
+
+def _reduce_experts(arch: Architecture, num_layers: int, divisor: int) -> Experts | None:
+    """As many experts, each narrower."""
+    if arch.experts is None:
+        return None
+    return replace(
+        arch.experts,
+        intermediate_size=max(1, arch.experts.intermediate_size // divisor),
+        shared_size=arch.experts.shared_size // divisor,
+        dense_layers=tuple(i for i in arch.experts.dense_layers if i < num_layers),
     )
 
 
