@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from tests.forked_python import python_folder
 from tests.repository import commit, git
 from tests.tiny_run import ROOT, digests, tiny_params, write_params
 
@@ -60,11 +61,13 @@ def chain_environment(folder: Path) -> dict[str, str]:
 
 
 def dvc(folder: Path, *arguments: str) -> str:
-    """Output of a DVC command in a project folder; it must succeed."""
+    """Output of a DVC command in a project folder; it must succeed. Its stages are forked."""
+    environment = chain_environment(folder)
+    environment["PATH"] = f"{python_folder()}:{environment['PATH']}"
     done = subprocess.run(
         [sys.executable, "-m", "dvc", *arguments],
         cwd=folder,
-        env=chain_environment(folder),
+        env=environment,
         capture_output=True,
         text=True,
     )

@@ -10,8 +10,21 @@ import pytest
 
 os.environ.setdefault("ATEN_CPU_CAPABILITY", "avx2")
 
-SLOW = ("test_resume.py", "test_pipeline.py", "test_served.py", "test_families.py", "test_code.py")
+FIRST = (
+    "test_served.py",
+    "test_pipeline.py",
+    "test_distributed.py",
+    "test_dvc_experiments.py",
+    "test_chaos.py",
+    "test_resume.py",
+    "test_stages.py",
+    "test_families.py",
+    "test_guard.py",
+    "test_code.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
+    items.sort(
+        key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST)
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos import Chaos
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 KINDS = {"stage": 1, "dvc": 1, "all": 1, "dvc.lock": 1}
 NUM_KILLS = 4

@@ -226,6 +226,7 @@ def test_the_death_of_a_rank_ends_the_job_and_any_number_of_ranks_goes_on(prepar
     assert not list((folder / "data" / "scratch").iterdir()), "it went on in the same place"
 
 
+@pytest.mark.slow
 def test_two_launchers_of_two_machines_make_one_run(prepared, tmp_path, monkeypatch):
     """A script stands for `ssh -tt -- HOST COMMAND` and runs the command here."""
     bin_ = tmp_path / "bin"

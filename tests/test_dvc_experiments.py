@@ -9,7 +9,7 @@ from tests.chain import chain_params, commit_and_tag, dvc, make_chain, results
 from tests.repository import git
 from tests.tiny_run import digests, run_stage, write_params
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 QUEUE_SECONDS = 240
 

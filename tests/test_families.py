@@ -64,9 +64,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("family", "lora"),
     [
         ("llada", None),
-        ("dream", None),
+        pytest.param("dream", None, marks=pytest.mark.slow),
         ("sdar", LORA),
-        ("fast-dllm-v2", None),
+        pytest.param("fast-dllm-v2", None, marks=pytest.mark.slow),
         ("llada2", {**LORA, "targets": ["qkv_proj", "gate_proj", "down_proj"]}),
     ],
 )

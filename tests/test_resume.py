@@ -80,7 +80,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("traces", marks=pytest.mark.slow),
+        "sft",
+        "rl",
+        pytest.param("evaluate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_stage_resumes_to_the_same_bytes(
     undisturbed: Path, tmp_path: Path, stage: str
 ) -> None:

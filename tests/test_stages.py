@@ -157,6 +157,7 @@ def test_a_stage_works_where_it_is_started_whatever_the_environment_says(
     assert (tmp_path / "experiment" / "data" / "tasks").is_dir()
 
 
+@pytest.mark.slow
 def test_the_chain_is_the_same_whatever_the_width_of_the_vectors_of_this_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

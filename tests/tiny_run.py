@@ -5,13 +5,11 @@ No module of the stages is imported at the top: a stage's root is the folder in 
 module is imported, and the process that stages are forked from imports this file.
 """
 
-import atexit
+import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
-import runpy
-import sys
+import signal
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -19,21 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.forked_python import ForkedModule, fork_server
 from tracerl.settings.defaults import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
-
-_FORKS = multiprocessing.get_context("forkserver")
-# What a stage imports before its work, and torch's optimizers and pyarrow when they are first used.
-_FORKS.set_forkserver_preload(
-    [
-        "tracerl.training.rl",
-        "tracerl.training.sft",
-        "tracerl.training.traces",
-        "torch._dynamo",
-        "pandas",
-    ]
-)
 
 
 def tiny_params() -> dict[str, Any]:
@@ -107,59 +94,38 @@ def environment() -> dict[str, str]:
 
 class RunningStage:
     """`python -m stages.<stage>` (or of a module with a dot in its name) on the params of a folder,
-    forked from a process that has imported
-    torch: it starts seconds sooner."""
+    forked from a process that has imported torch: it starts seconds sooner."""
 
     def __init__(self, folder: Path, stage: str, *arguments: str) -> None:
-        with NamedTemporaryFile(delete=False) as output:
+        module = stage if "." in stage else f"stages.{stage}"
+        with NamedTemporaryFile(delete=False) as output, open(os.devnull) as nothing:
             self._output = Path(output.name)
-        self._process = _FORKS.Process(
-            target=_run,
-            args=(folder, stage, arguments, self._output, environment()),
-            daemon=True,
-        )
-        self._process.start()
+            self._process = ForkedModule(
+                fork_server(),
+                [module, *arguments],
+                str(folder),
+                environment(),
+                (nothing.fileno(), output.fileno(), output.fileno()),
+            )
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self._process.poll()
 
     def send_signal(self, number: int) -> None:
-        assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        self._process.kill()
+        """SIGKILL, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
 
     def ended(self) -> str:
         """Waits for its end; what it printed."""
-        self._process.join()
+        self._process.wait()
         output = self._output.read_text()
         self._output.unlink()
         return output
-
-
-def _run(
-    folder: Path,
-    stage: str,
-    arguments: tuple[str, ...],
-    output: Path,
-    variables: dict[str, str],
-) -> None:
-    """In the forked process, whose own environment is the one that its server began with."""
-    os.chdir(folder)
-    os.environ.update(variables)
-    sys.path.insert(0, str(ROOT))
-    descriptor = os.open(output, os.O_WRONLY)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.argv = [stage, *arguments]
-    try:
-        runpy.run_module(
-            stage if "." in stage else f"stages.{stage}", run_name="__main__", alter_sys=True
-        )
-    finally:
-        atexit._run_exitfuncs()  # a forked process would leave them out
 
 
 def run_stage(folder: Path, stage: str, *arguments: str) -> None:

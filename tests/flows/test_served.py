@@ -232,6 +232,7 @@ def test_a_failure_names_the_stage_keeps_its_metrics_and_spares_the_rest(
     }
 
 
+@pytest.mark.slow
 def test_a_schedule_added_as_in_the_ui_fires_and_what_ran_before_is_restored(
     served: Served, first_run: str
 ) -> None:
@@ -268,6 +269,7 @@ def test_a_schedule_added_as_in_the_ui_fires_and_what_ran_before_is_restored(
     assert git(served.folder, "status", "--porcelain", "dvc.lock", "reports") == ""
 
 
+@pytest.mark.slow
 def test_a_grid_makes_each_experiment_once_and_compares_them(
     served: Served, first_run: str
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_grid_makes_each_experiment_once_and_compares_them(
     )
 
 
+@pytest.mark.slow
 def test_dvcs_own_commands_know_the_experiments_and_what_changed(
     served: Served, first_run: str
 ) -> None:
@@ -335,6 +338,7 @@ def is_right(served: Served, iterations: int) -> None:
     assert "up to date" in dvc(served, "status", "slow")
 
 
+@pytest.mark.slow
 def test_a_cancel_in_the_ui_stops_the_tree_and_the_next_run_goes_on_from_there(
     served: Served, first_run: str
 ) -> None:
@@ -365,6 +369,7 @@ def log_of(served: Served, run: str) -> tuple[str, str]:
     return f"{served.get(f'/flow_runs/{run}')['name']}-{run[:8]}", "slow.log"
 
 
+@pytest.mark.slow
 def test_killing_the_flow_process_ends_the_stage_and_everyone_else_gets_their_turn(
     served: Served, first_run: str
 ) -> None:
@@ -449,6 +454,7 @@ def test_schedules_changed_in_the_ui_survive_what_make_serve_does_when_it_starts
     assert {name: known(name) for name in before} == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_everything_and_dvc_alone_goes_on(served: Served, first_run: str) -> None:
     served.start_after_edit(35)
     slow_is_at(served, 35, 6)
