@@ -4,8 +4,9 @@
     python -m flows.pipeline evaluate report    these stages and what they need
 
 The plan is read from the DVC graph at the start of each run: stages are declared in dvc.yaml only.
-What is fresh is DVC's decision too: a task runs `dvc repro --single-item STAGE` and reads from its
-output whether the stage ran, was restored from the run cache or was unchanged. Prefect adds
+What is fresh is DVC's decision too, asked for when the plan is read; for a stage that is not, or
+that follows such a one, a task runs `dvc repro --single-item STAGE` and reads from its output
+whether the stage ran, was restored from the run cache or was unchanged. Prefect adds
 schedules, retries, limits, logs, artifacts and a button that stops it all.
 """
 
@@ -32,6 +33,7 @@ from flows import artifacts, process
 from flows.output import MEANING, Output, hide_failed_runs, run_unlocked
 from flows.workspace import (
     Stage,
+    is_target,
     override_params,
     read_plan,
     restore_params,
@@ -120,14 +122,16 @@ def run_plan(
     states: dict[str, State[Any]],
 ) -> None:
     """Runs each stage as soon as what it needs has run and one of the slots is free; fills
-    `states`."""
+    `states`. DVC is not started for a fresh stage, unless something that it needs was run."""
     order = TopologicalSorter({name: stage.needs for name, stage in plan.items()})
     order.prepare()
     futures: dict[str, PrefectFuture[Any]] = {}
     ready: list[str] = []
+    runs: set[str] = set()  # what was handed to DVC: it may have changed
+    place = {name: i for i, name in enumerate(plan)}
     running: dict[PrefectFuture[Any], str] = {}
     while order.is_active():
-        ready += sorted(order.get_ready(), key=list(plan).index)
+        ready = sorted([*ready, *order.get_ready()], key=place.__getitem__)
         while ready and len(running) < max_parallel:
             stage = plan[name := ready.pop(0)]
             stage_task = run_stage.with_options(
@@ -140,8 +144,17 @@ def run_plan(
                 task_run_name=name,
             )
             needs = [futures[need] for need in stage.needs]
+            is_fresh = stage.is_fresh and name not in forced and runs.isdisjoint(stage.needs)
+            if not is_fresh:
+                runs.add(name)
             futures[name] = stage_task.submit(
-                stage, str(root), str(logs), name in forced, return_state=False, wait_for=needs
+                stage,
+                str(root),
+                str(logs),
+                name in forced,
+                is_fresh,
+                return_state=False,
+                wait_for=needs,
             )
             running[futures[name]] = name
         finished = next(as_completed(list(running)))
@@ -159,8 +172,10 @@ def may_end_otherwise(task: Any, task_run: Any, state: State[Any]) -> bool:
 
 
 @task
-def run_stage(stage: Stage, root: str, logs: str, force: bool) -> State[None]:
-    """One stage through DVC, with its log, its progress and its metrics."""
+def run_stage(stage: Stage, root: str, logs: str, force: bool, is_fresh: bool) -> State[None]:
+    """One stage through DVC, with its log, its progress and its metrics; nothing if it is fresh."""
+    if is_fresh:
+        return Completed(name="Cached", message=f"{MEANING['Cached']}.")
     logger, started = get_run_logger(), time.monotonic()
     log = Path(logs) / f"{stage.name}.log"
     output = Output(stage.name, log, logger)
@@ -219,14 +234,16 @@ def show_results(
 ) -> None:
     """A table of what happened to each stage, and links to the pages; also after a failure or a
     cancel."""
-    rows = [
-        {
-            "stage": name,
-            "state": states[name].name if name in states else "unfinished",
-            "log": f"{logs.relative_to(root)}/{name}.log",
-        }
-        for name in plan
-    ]
+    rows = []
+    for name in plan:
+        log = logs / f"{name}.log"
+        rows.append(
+            {
+                "stage": name,
+                "state": states[name].name if name in states else "unfinished",
+                "log": str(log.relative_to(root)) if log.is_file() else "",
+            }
+        )
     artifacts.publish_table("stages", rows, "What this run did")
     artifacts.publish_links(root, [page for stage in plan.values() for page in stage.pages])
 
@@ -239,11 +256,6 @@ def summary(plan: Mapping[str, Stage], states: Mapping[str, State[Any]]) -> Stat
     if failed:
         return Failed(message=f"Failed: {', '.join(failed)} ({counts})")
     return Completed(message=counts)
-
-
-def is_target(stage: str, targets: list[str]) -> bool:
-    """Whether the targets name a stage, or there are none."""
-    return not targets or stage in targets or stage.split("@")[0] in targets
 
 
 def run_name() -> str:

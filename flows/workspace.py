@@ -33,7 +33,7 @@ class Stage:
 
     Example: Stage(name="rl@short", description="Reinforcement learning round short",
     needs=("sft@short", "tasks"), metrics=("reports/metrics/rl@short.json",), pages=(),
-    tags=("gpu",)).
+    tags=("gpu",), is_fresh=False).
     """
 
     name: str
@@ -48,45 +48,61 @@ class Stage:
     """Its HTML pages. One need not be there: an output folder may hold none."""
     tags: tuple[str, ...]
     """`meta: {tags: [...]}` of the stage in dvc.yaml."""
+    is_fresh: bool
+    """Whether nothing that DVC has recorded of it has changed: `dvc repro` would not run it now."""
 
 
 def read_plan(root: Path, targets: Sequence[str] = ()) -> dict[str, Stage]:
-    """The stages that the targets need and the targets, or all stages: each after those it needs.
+    """The stages that the targets need and the targets, or all stages: each after those it needs,
+    those first after which the longest row of stages waits.
 
     A target is a stage (rl@short) or a group of stages (rl). Raises ParamsError for any other name.
     """
-    from dvc.repo import Repo
+    from dvc.repo import Repo, lock_repo
 
-    with Repo(str(root)) as repo:
+    with Repo(str(root), _wait_for_lock=True) as repo, lock_repo(repo):
         graph = repo.index.graph
-        stages = {
-            _name(node): _stage(root, node, [_name(needed) for needed in graph.successors(node)])
-            for node in graph
-        }
-    waiting = [] if targets else list(stages)
-    unknown = []
-    for target in targets:
-        matches = [name for name in stages if target in (name, name.split("@")[0])]
-        waiting += matches
-        if not matches:
-            unknown.append(target)
+        nodes = {_name(node): node for node in graph}
+        needs = {}
+        for name, node in nodes.items():
+            needs[name] = tuple(sorted(_name(needed) for needed in graph.successors(node)))
+        names = _with_needs(needs, targets)
+        order = list(
+            graphlib.TopologicalSorter({name: needs[name] for name in names}).static_order()
+        )
+        heights = dict.fromkeys(order, 1)  # stages in the longest row that begins with this one
+        for name in reversed(order):
+            for need in needs[name]:
+                heights[need] = max(heights[need], heights[name] + 1)
+        order.sort(key=lambda name: (-heights[name], name))
+        return {name: _stage(root, nodes[name], needs[name]) for name in order}
+
+
+def is_target(stage: str, targets: Sequence[str]) -> bool:
+    """Whether targets name a stage or its group, or there are none."""
+    return not targets or stage in targets or stage.split("@")[0] in targets
+
+
+def _with_needs(needs: Mapping[str, Sequence[str]], targets: Sequence[str]) -> set[str]:
+    """The stages that targets name, and all that those need."""
+    unknown = [target for target in targets if not any(is_target(name, [target]) for name in needs)]
     if unknown:
-        near = difflib.get_close_matches(unknown[0].replace(".", "@"), stages, n=1)
+        near = difflib.get_close_matches(unknown[0].replace(".", "@"), list(needs), n=1)
         raise ParamsError(
             "no stage of this name",
             where="targets",
             got=", ".join(unknown),
-            wanted=", ".join(sorted(stages)),
+            wanted=", ".join(sorted(needs)),
             do=f"did you mean {near[0]}?" if near else "",
         )
-    needs: set[str] = set()
+    waiting = [name for name in needs if is_target(name, targets)]
+    names: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name not in needs:
-            needs.add(name)
-            waiting += stages[name].needs
-    order = graphlib.TopologicalSorter({name: stages[name].needs for name in sorted(needs)})
-    return {name: stages[name] for name in order.static_order()}
+        if name not in names:
+            names.add(name)
+            waiting += needs[name]
+    return names
 
 
 def _name(node: Any) -> str:
@@ -108,11 +124,22 @@ def _stage(root: Path, node: Any, needs: Sequence[str]) -> Stage:
     return Stage(
         name=_name(node),
         description=node.desc or node.cmd or "",
-        needs=tuple(sorted(needs)),
+        needs=tuple(needs),
         metrics=tuple(metrics),
         pages=tuple(pages),
         tags=tuple(tags),
+        is_fresh=_is_fresh(node),
     )
+
+
+def _is_fresh(node: Any) -> bool:
+    """Whether nothing that DVC has recorded of a stage has changed."""
+    from dvc.lock import LockError
+
+    try:
+        return not node.changed()
+    except LockError:  # another DVC process works on its files
+        return False
 
 
 def override_params(text: str, overrides: Mapping[str, Any], where: str = "params.yaml") -> str:
