@@ -1,13 +1,21 @@
 """Laws of the catalog: views mirror the files that are there, and a query can neither leave the
 data folder nor change it."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from tests.reporting.synthetic_run import make_rollouts, make_tasks
+from tests.reporting.synthetic_run import (
+    make_rollouts,
+    make_tasks,
+    small_params,
+    write_run,
+)
 from tracerl.errors import DataError
 from tracerl.store.catalog import answer, connect, find_damaged_files
 from tracerl.store.files import rollout_table, write_rollouts, write_tasks
@@ -173,4 +181,31 @@ def test_a_point_of_a_held_out_curve_is_told_from_one_of_training(tmp_path):
     assert [(r["stage"], r["curve"], r["step"], r["name"], r["value"]) for r in rows] == [
         ("rl@short", "held-out", 3, "static.accuracy", 0.25),
         ("rl@short", "train", 3, "reward", 0.5),
+    ]
+
+
+def test_a_query_imports_no_pandas(tmp_path):
+    """It would be a third of the time of a query; pyarrow imports it on its own."""
+    write_run(tmp_path, small_params())
+    program = (
+        "import sys; from tracerl.store.catalog import answer, connect; "
+        "print(answer(connect(sys.argv[1]), 'FROM metrics').num_rows, 'pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    num_rows, with_pandas = done.stdout.split()
+    assert int(num_rows) > 0
+    assert with_pandas == "False"
+
+
+def test_run_tables_keep_what_is_missing_and_every_letter(tmp_path):
+    """Their columns are made of buffers by hand."""
+    metrics = {"räte": 1, "bad": None, "part": {"x": 2.5, "\N{SNOWMAN}": -1}}
+    path = tmp_path / "reports" / "metrics" / "base.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(metrics))
+    rows = answer(connect(tmp_path), "SELECT stage, curve, step, name, value FROM metrics")
+    assert rows.to_pylist() == [
+        {"stage": "base", "curve": None, "step": None, "name": name, "value": value}
+        for name, value in (("räte", 1.0), ("part.x", 2.5), ("part.\N{SNOWMAN}", -1.0))
     ]

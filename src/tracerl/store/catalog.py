@@ -344,7 +344,8 @@ def _create_view(
             source = f"(SELECT *{added} FROM read_parquet([{listed}]))"
             parts.append(f"SELECT {names}, {str(unfinished).lower()} AS unfinished FROM {source}")
     if not parts:
-        connection.from_arrow(SCHEMAS[table].empty_table()).create(f"no_{dataset}")
+        no_rows = pa.Table.from_batches([], SCHEMAS[table])  # empty_table() would import pandas
+        connection.from_arrow(no_rows).create(f"no_{dataset}")
         parts.append(f"SELECT {names}, false AS unfinished FROM no_{dataset}")
     columns = names
     if held_out is not None:

@@ -1,20 +1,21 @@
 """The views `checkpoints`, `metrics` and `runs`: what the stages wrote beside their rows, as
 tables."""
 
+import functools
 import hashlib
 import json
-import tempfile
+from array import array
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tracerl.errors import DataError, ParamsError
 from tracerl.settings.defaults import resolve
-from tracerl.settings.params import load_params
+from tracerl.settings.params import parse_params
 from tracerl.store.run_files import RunFiles
 
 RUN_TABLES = {
@@ -76,9 +77,32 @@ def run_tables(run: RunFiles) -> dict[str, pa.Table]:
         "metrics": points,
         "runs": runs,
     }
-    return {
-        name: pa.Table.from_pylist(rows[name], schema=schema) for name, schema in RUN_TABLES.items()
-    }
+    return {name: _table(rows[name], schema) for name, schema in RUN_TABLES.items()}
+
+
+def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+    columns = []
+    for field in schema:
+        columns.append(_column([row.get(field.name) for row in rows], field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array of strings, whole numbers or floats, of which any may be None.
+
+    Made of its buffers: from Python values pyarrow makes one too, but imports pandas for it, which
+    would be a third of the time of a query.
+    """
+    is_there = np.array([value is not None for value in values], dtype=bool)
+    validity = np.packbits(is_there, bitorder="little")
+    if pa.types.is_string(kind):
+        texts = [("" if value is None else value).encode() for value in values]
+        ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+        contents = [pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    else:
+        numbers = [0 if value is None else value for value in values]
+        contents = [pa.py_buffer(array("q" if pa.types.is_integer(kind) else "d", numbers))]
+    return pa.Array.from_buffers(kind, len(values), [pa.py_buffer(validity), *contents])
 
 
 def current_stages(run: RunFiles) -> set[str] | None:
@@ -129,13 +153,10 @@ def _params_changed(run: RunFiles, entry: dict[str, Any], params: dict[str, Any]
 def _checked_params(run: RunFiles) -> dict[str, Any] | None:
     """params.yaml as the stages see it, every default written out; None if it is wrong, which the
     next run of a stage says."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "params.yaml"
-        path.write_text(run.text("params.yaml"), encoding="utf-8")
-        try:
-            return load_params(path).model_dump(mode="json")
-        except ParamsError:
-            return None
+    try:
+        return parse_params(_yaml(run, "params.yaml"), "params.yaml").model_dump(mode="json")
+    except ParamsError:
+        return None
 
 
 def _files_changed(run: RunFiles, entry: dict[str, Any], checked: dict[str, Any] | None) -> bool:
@@ -151,9 +172,20 @@ def _files_changed(run: RunFiles, entry: dict[str, Any], checked: dict[str, Any]
         if hashlib.md5(text.encode(), usedforsecurity=False).hexdigest() != dependency.get("md5"):
             return True
         is_params = path.startswith("data/params/")
-        if is_params and checked is not None and not _is_part(_yaml(run, path), checked):
+        if is_params and checked is not None and not _is_in_params(run, path, checked):
             return True
     return False
+
+
+def _is_in_params(run: RunFiles, path: str, checked: dict[str, Any]) -> bool:
+    """Whether params.yaml says what a stage's params file says."""
+    try:
+        # Ten times as fast as the pure parser, which decides where it finds a difference.
+        if _is_part(YAML(typ="safe").load(run.text(path)), checked):
+            return True
+    except (YAMLError, ValueError, RecursionError):
+        pass
+    return _is_part(_yaml(run, path), checked)
 
 
 def _is_part(part: Any, whole: Any) -> bool:
@@ -302,10 +334,16 @@ def _params(run: RunFiles) -> dict[str, Any]:
 def _yaml(run: RunFiles, path: str) -> dict[str, Any]:
     """A YAML file's mapping, empty if it holds something else."""
     try:
-        values = YAML(typ="safe", pure=True).load(run.text(path))
+        values = _parse(run.text(path))
     except (YAMLError, ValueError, RecursionError) as error:
         raise DataError("a YAML file of the run cannot be read", where=path, got=error) from error
     return values if isinstance(values, dict) else {}
+
+
+@functools.lru_cache(maxsize=4)
+def _parse(text: str) -> Any:
+    """The data of a YAML file, which nobody may change: params.yaml is read for several answers."""
+    return YAML(typ="safe", pure=True).load(text)
 
 
 def _json(run: RunFiles, path: str) -> Any:
