@@ -3,6 +3,8 @@
 Example: python -m stages.tasks
 """
 
+import shutil
+
 from stages.runtime import entry, paths
 from stages.runtime.code import check_code
 from stages.runtime.params import read_params
@@ -17,6 +19,8 @@ def main() -> None:
     params = read_params("tasks")
     check_code("tasks")
     space = open_workspace("tasks", [])
+    # A run that ended while it published has sealed the folder, into which nothing is written.
+    shutil.rmtree(space.directory / "tasks", ignore_errors=True)
     sets = make_task_sets(params.tasks, params.seed, paths.ROOT)
     counts = {}
     for name, tasks in sets.items():

@@ -151,14 +151,17 @@ def test_a_damaged_input_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "size", "told"),
+    ("command", "place", "options", "told"),
     [
-        (("sft", "short"), "100k", "the state could not be saved"),
-        (("evaluate", "sft-short"), "40k", "could not be written"),
+        (("sft", "short"), "data/scratch", "size=100k", "the state could not be saved"),
+        (("evaluate", "sft-short"), "data/scratch", "size=40k", "could not be written"),
+        # Publishing a folder, and a file.
+        (("evaluate", "sft-short"), "data/evals", "size=4k", "the disk is full"),
+        (("tasks",), "reports/metrics", "ro", "this folder cannot be written"),
     ],
 )
 def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
-    folder: Path, command: tuple[str, str], size: str, told: str
+    folder: Path, command: tuple[str, ...], place: str, options: str, told: str
 ) -> None:
     usable = [
         words
@@ -174,9 +177,10 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on_once_there_is_room(
     params["sft"]["short"].update(data="tasks", objective=RANDOM)
     params["evaluate"]["sft-short"].update(checkpoint="base")
     write_params(folder, params)
-    scratch = folder / "data" / "scratch"
-    stage = shlex.join([sys.executable, "-m", f"stages.{command[0]}", command[1]])
-    script = f"mount -t tmpfs -o size={size} none {shlex.quote(str(scratch))} && exec {stage}"
+    disk = folder / place
+    disk.mkdir(parents=True, exist_ok=True)
+    stage = shlex.join([sys.executable, "-m", f"stages.{command[0]}", *command[1:]])
+    script = f"mount -t tmpfs -o {options} none {shlex.quote(str(disk))} && exec {stage}"
     done = subprocess.run(
         [*usable[0], "sh", "-c", script],
         cwd=folder,
