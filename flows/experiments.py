@@ -36,7 +36,7 @@ from flows import artifacts, comparison, process
 from flows.output import Output
 from flows.pipeline import RETRY_SECONDS, MaxParallel, Retries, run_name
 from flows.workspace import flow_lock, override_params, read_plan
-from tracerl.disk import write_text
+from tracerl.disk import atomic_file, write_text
 from tracerl.errors import TracerlError
 
 Grid = Annotated[dict[str, list[Any]], Field(min_length=1)]
@@ -170,10 +170,9 @@ def clone(project: Path, baseline: str, cell: str, values: Mapping[str, Any]) ->
     """A clone at the baseline with the cell's params and this project's cache; the one of a stopped
     run if there is one."""
     folder = project / ".dvc" / "tmp" / "cells" / f"{baseline[:12]}-{cell}"
-    if not folder.is_dir():
-        aside = folder.with_name(folder.name + ".tmp")
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        return folder
+    with atomic_file(folder, "an experiment's clone cannot be made") as aside:
         git(project, "clone", "--quiet", "--shared", "--no-checkout", str(project), str(aside))
         git(aside, "checkout", "--quiet", "--detach", baseline)
         for name in ("user.name", "user.email"):  # `dvc exp save` makes a commit
@@ -184,7 +183,6 @@ def clone(project: Path, baseline: str, cell: str, values: Mapping[str, Any]) ->
             process.dvc("cache", "dir"), cwd=project, capture_output=True, text=True, check=True
         ).stdout.strip()
         (aside / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {project / cache}\n")
-        aside.rename(folder)
     return folder
 
 

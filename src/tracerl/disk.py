@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,20 +106,22 @@ def number_lines(text: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def atomic_file(path: Path, what: str = "a file cannot be written") -> Iterator[Path]:
-    """Yields a path beside `path` to write to, and renames it to `path` at the end of the block: a
-    reader sees the old file or the complete new one. If the block fails, the old file stays and
-    nothing is left beside it.
+    """Yields a path beside `path` to write a file or a folder to, and renames it to `path` at the
+    end of the block: a reader sees the old file or the complete new one. If the block fails, the
+    old file stays and nothing is left beside it.
 
-    Raises DataError that begins with `what` if the file system refuses.
+    A folder can only be renamed to a place that is free or an empty folder. Raises DataError that
+    begins with `what` if the file system refuses.
     """
     aside = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_path(aside)  # what a kill has left
         yield aside
         os.replace(aside, path)
     except BaseException as error:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            remove_path(aside)
         if not isinstance(error, OSError):
             raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
@@ -130,6 +133,14 @@ def atomic_file(path: Path, what: str = "a file cannot be written") -> Iterator[
             if full
             else "name a place that can be written, or change its permissions",
         ) from error
+
+
+def remove_path(path: Path) -> None:
+    """Removes a file or a folder with all it holds; no effect if there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,11 +1,10 @@
 """A model as a directory that others can use: published names, config and tokenizer, adapters
 merged into the weights."""
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tracerl.disk import atomic_file
 from tracerl.errors import CheckpointError
 from tracerl.models.checkpoint import (
     apply_adapter,
@@ -38,10 +37,6 @@ def export_checkpoint(model: Path, out: Path, adapters: Sequence[Path], compute:
         apply_adapter(loaded, adapter, model)
         merge_adapters(loaded)
     apply_compute(loaded, compute)
-    aside = out.with_name(out.name + ".tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    save_checkpoint(loaded, tokenizer, aside)
-    if out.exists():
-        out.rmdir()
-    os.replace(aside, out)
+    with atomic_file(out, "the checkpoint cannot be written") as aside:
+        save_checkpoint(loaded, tokenizer, aside)
     return policy_hash(loaded)

@@ -21,18 +21,22 @@ from tracerl.models.masks import PAD, sees
 CHUNK = 128  # queries
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Queries [start, stop) of a row. ranges: columns of keys that all of them see. columns: int64
-    [P], those that some of them see, and
-    mask: bool [stop - start, P], which."""
+    """Neighbouring queries of a row, and the keys that they see."""
 
     row: int
+    """The row of the batch."""
     start: int
+    """Column of the first query."""
     stop: int
+    """One behind the column of the last query."""
     ranges: list[tuple[int, int]]
+    """[start, stop) of columns of keys that all queries see."""
     columns: torch.Tensor
+    """int64 [P]: columns of keys that some queries see."""
     mask: torch.Tensor
+    """bool [stop - start, P]: which query sees which of these."""
 
 
 def chunks_of(blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:
@@ -95,12 +99,12 @@ def _chunk(
     offset = torch.arange(len(owner)) - (lengths.cumsum(0) - lengths)[owner]
     mask = seen[:, some].repeat_interleave((stops - starts)[own_runs], dim=0)[:, owner]
     return Chunk(
-        row,
-        int(starts[own_runs][0]),
-        int(stops[own_runs][-1]),
-        ranges,
-        starts[some][owner] + offset,
-        mask,
+        row=row,
+        start=int(starts[own_runs][0]),
+        stop=int(stops[own_runs][-1]),
+        ranges=ranges,
+        columns=starts[some][owner] + offset,
+        mask=mask,
     )
 
 

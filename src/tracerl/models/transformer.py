@@ -82,21 +82,21 @@ class KeyValueCache:
 
 @dataclass(frozen=True)
 class CacheWindow:
-    """One forward pass through a cache: keys and values are written to rows [first_row, first_row +
-    B) at the layout's positions.
-
-    length: keys [0, length) of those rows are read; 0: the tokens of this pass see each other only
-    (prefill).
-    rows: int64 [B], the rows where they do not follow each other. columns: int64 [B, L], where keys
-    and values are written if that is not at the positions; the cache's last column takes those that
-    nobody may read.
-    """
+    """One forward pass of B rows of L tokens through a cache: where its keys and values are
+    written, and which ones its queries see."""
 
     cache: KeyValueCache
+    """The cache."""
     first_row: int
+    """Keys and values go to rows [first_row, first_row + B) of the cache."""
     length: int
+    """Queries see the keys [0, length) of those rows; 0: the tokens of this pass see each other
+    only (prefill)."""
     rows: torch.Tensor | None = None
+    """int64 [B]: the rows, where they do not follow each other."""
     columns: torch.Tensor | None = None
+    """int64 [B, L]: columns to write to; None for the layout's positions. The cache's last column
+    takes what nobody may read."""
 
     def exchange(
         self, layer: int, positions: torch.Tensor, key: torch.Tensor, value: torch.Tensor

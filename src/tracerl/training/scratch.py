@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from tracerl import distributed
-from tracerl.disk import atomic_file
+from tracerl.disk import atomic_file, remove_path
 from tracerl.errors import DataError
 
 if TYPE_CHECKING:  # a stage without tensors does not wait for torch
@@ -48,7 +48,7 @@ class Workspace:
         self.stopping = stopping
         self._before_publish = before_publish
         if distributed.is_first():
-            _remove(directory.with_name(directory.name + ".tmp"))
+            remove_path(directory.with_name(directory.name + ".tmp"))
             directory.mkdir(parents=True, exist_ok=True)
             for aside in directory.rglob("*.tmp"):
                 aside.unlink()
@@ -100,7 +100,7 @@ class Workspace:
         for name, target in outputs.items():
             source, aside = self.directory / name, target.with_name(target.name + ".tmp")
             target.parent.mkdir(parents=True, exist_ok=True)
-            _remove(aside)
+            remove_path(aside)
             if source.is_dir():
                 shutil.copytree(source, aside)
             else:
@@ -127,15 +127,8 @@ def _swap(aside: Path, target: Path) -> None:
     """Puts `aside` in the place of `target`; a directory cannot be replaced in one call, so the old
     one is renamed away first."""
     old = target.with_name(target.name + ".old.tmp")
-    _remove(old)
+    remove_path(old)
     if target.is_dir():
         os.replace(target, old)
     os.replace(aside, target)
-    _remove(old)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    remove_path(old)
