@@ -10,7 +10,7 @@ from torch import nn
 
 from stages.runtime import entry, paths
 from stages.runtime.curves import write_curve
-from stages.runtime.meters import measure, write_measured
+from stages.runtime.meters import measure, write_meters
 from stages.runtime.progress import progress, warn_of_long_rows
 from stages.runtime.scratch import open_workspace
 from stages.sft import train_and_publish
@@ -91,7 +91,7 @@ def adapt_checkpoint(params: Params, adapt: Adapt, path: Path) -> None:
     write_json(space.directory / "metrics.json", metrics)
     write_curve(space.directory / "curve.tsv", curve)
     space.publish(paths.training_outputs("base"))
-    write_measured("base")
+    write_meters("base")
 
 
 def import_checkpoint(params: Params, path: Path) -> None:

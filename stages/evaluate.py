@@ -7,7 +7,7 @@ Example: python -m stages.evaluate sft-short
 from stages import judging
 from stages.runtime import entry, paths
 from stages.runtime.machine import library_versions
-from stages.runtime.meters import measure, write_measured
+from stages.runtime.meters import measure, write_meters
 from stages.runtime.progress import progress
 from stages.runtime.scratch import open_workspace
 from tracerl import distributed
@@ -62,7 +62,7 @@ def main(name: str) -> None:
             "metrics.json": paths.REPORTS / "metrics" / "evaluate" / f"{name}.json",
         }
     )
-    write_measured(stage)
+    write_meters(stage)
 
 
 if __name__ == "__main__":

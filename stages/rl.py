@@ -7,7 +7,7 @@ Example: python -m stages.rl short
 from stages import judging
 from stages.runtime import entry, paths
 from stages.runtime.curves import write_curve
-from stages.runtime.meters import measure, write_measured
+from stages.runtime.meters import measure, write_meters
 from stages.runtime.progress import progress, warn, warn_of_long_rows
 from stages.runtime.scratch import open_workspace
 from tracerl import distributed
@@ -69,7 +69,7 @@ def main(name: str) -> None:
             **paths.training_outputs(stage),
         }
     )
-    write_measured(stage)
+    write_meters(stage)
     for mode, words in held_out_declines(curves["held_out"]).items():
         warn(stage, f"under remasking '{mode}' {words}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stages.runtime import entry, paths
 from stages.runtime.curves import write_curve
-from stages.runtime.meters import measure, write_measured
+from stages.runtime.meters import measure, write_meters
 from stages.runtime.progress import progress, warn_of_long_rows
 from stages.runtime.scratch import open_workspace
 from tracerl import distributed
@@ -75,7 +75,7 @@ def train_and_publish(
     write_json(space.directory / "metrics.json", metrics)
     write_curve(space.directory / "curve.tsv", curve)
     space.publish(paths.training_outputs(stage))
-    write_measured(stage)
+    write_meters(stage)
 
 
 if __name__ == "__main__":

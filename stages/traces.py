@@ -8,7 +8,7 @@ Example: python -m stages.traces
 
 from stages import judging
 from stages.runtime import entry, paths
-from stages.runtime.meters import measure, write_measured
+from stages.runtime.meters import measure, write_meters
 from stages.runtime.progress import progress
 from stages.runtime.scratch import open_workspace
 from tracerl import distributed
@@ -56,7 +56,7 @@ def main() -> None:
     space.publish(
         {"traces": paths.TRACES, "metrics.json": paths.REPORTS / "metrics" / "traces.json"}
     )
-    write_measured("traces")
+    write_meters("traces")
 
 
 if __name__ == "__main__":

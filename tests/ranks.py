@@ -171,7 +171,7 @@ def round_of_rl(folder: Path, world: World, stop_after: int | None = None) -> di
     # So small that ZeRO 3 really takes all parameters apart, and that logits are made in several
     # parts, not as many on every rank.
     apart, parts = (
-        patch.object(sharded, "KEPT_WHOLE", 0),
+        patch.object(sharded, "MAX_WHOLE_NUMBERS", 0),
         patch.object(transformer, "LOGITS_AT_ONCE", 200),
     )
     judged = patch.object(
@@ -220,7 +220,7 @@ def half_reached(zero: Zero) -> dict[str, torch.Tensor]:
 
     plain = trainer(None)
     plain.step([plain.model[0]], lambda layer: ((next(layer.parameters()) ** 2).sum(), {}))
-    with patch.object(sharded, "KEPT_WHOLE", 0):
+    with patch.object(sharded, "MAX_WHOLE_NUMBERS", 0):
         going_on = trainer(Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False))
         going_on.load_state(plain.state())
     loaded = going_on.state()
@@ -244,7 +244,7 @@ def drift(zero: Zero, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     model = torch.nn.Linear(3, 5).to(dtype)
     torch.nn.init.ones_(model.weight)
     torch.nn.init.ones_(model.bias)
-    with patch.object(sharded, "KEPT_WHOLE", 0):
+    with patch.object(sharded, "MAX_WHOLE_NUMBERS", 0):
         launch = Launch(ranks=2, hosts=[], port=29400, zero=zero, offload=False)
         trainer = Trainer(model, settings, DRIFT_STEPS, launch)
     inputs = torch.ones(1, 3, dtype=dtype)

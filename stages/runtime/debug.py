@@ -14,7 +14,7 @@ from typing import NoReturn
 from stages.runtime import paths
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Options:
     """What the command line asked for."""
 

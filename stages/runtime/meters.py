@@ -14,7 +14,7 @@ _meters: dict[str, tuple[Meter, torch.device]] = {}
 
 
 def measure(stage: str, *models: object) -> None:
-    """Counts the passes of these models from now on, for `write_measured` at the stage's end.
+    """Counts the passes of these models from now on, for `write_meters` at the stage's end.
 
     Of a stage that was resumed they are those of its last process. They are no output: two runs
     differ in them.
@@ -35,7 +35,7 @@ def counts(stage: str) -> dict[str, int]:
     return asdict(_meters[stage][0])
 
 
-def write_measured(stage: str) -> None:
+def write_meters(stage: str) -> None:
     """Writes logs/measured/<stage>.json: what `measure` counted, peak memory in bytes, and the
     machine."""
     if stage not in _meters:

@@ -33,8 +33,8 @@ def are_equal(rewards: Floats) -> bool:
 
 
 def keeps_group(rewards: Floats, pass_rate: tuple[float, float], graded: bool) -> bool:
-    """Whether a group is trained on. rewards: those of its decided responses; fewer than two
-    say nothing about which is better.
+    """Whether a group is trained on. rewards: those of its decided responses; of fewer than two
+    none is better than another.
 
     Binary rewards (0, or what a correct response is paid): its pass rate lies inside `pass_rate`,
     bounds included. Graded rewards: they are not all equal up to rounding.
@@ -66,10 +66,10 @@ def chunk_rewards(
     int64 [T], the step of each token. The sum over steps of their mean rewards is then the sum of
     the rewards, as with `outcome_rewards`.
     """
-    paid = np.zeros(len(steps))
+    token_rewards = np.zeros(len(steps))
     for reward, start, end in zip(rewards, [0, *ends[:-1]], ends, strict=True):
-        paid += np.where(steps == steps[start:end].max(), reward, 0.0)
-    return paid
+        token_rewards += np.where(steps == steps[start:end].max(), reward, 0.0)
+    return token_rewards
 
 
 def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
@@ -83,11 +83,8 @@ def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
     for place in range(max((len(row) for row in scores), default=0)):
         there = [i for i, row in enumerate(scores) if place < len(row) and not np.isnan(row[place])]
         if len(there) > 1:
-            for i, value in zip(
-                there,
-                group_advantages(kind, np.array([scores[i][place] for i in there])),
-                strict=True,
-            ):
+            at_place = np.array([scores[i][place] for i in there])
+            for i, value in zip(there, group_advantages(kind, at_place), strict=True):
                 standard[i][place] = value
     return standard
 
@@ -105,18 +102,18 @@ def returns_and_advantages(
     1}; A_j = r_j - V_j + gamma V*_{t_j + 1} + gamma lambda A*_{t_j + 1}.
     """
     size = np.bincount(steps)
-    reward, value = (
-        np.append(np.bincount(steps, weights=x) / size, 0.0) for x in (rewards, values)
-    )
-    returned, advantage = np.zeros_like(reward), np.zeros_like(reward)
+    step_reward = np.append(np.bincount(steps, weights=rewards) / size, 0.0)
+    step_value = np.append(np.bincount(steps, weights=values) / size, 0.0)
+    step_return = np.zeros_like(step_reward)
+    step_advantage = np.zeros_like(step_reward)
     for step in range(len(size) - 1, -1, -1):
-        returned[step] = reward[step] + discount * returned[step + 1]
-        delta = reward[step] - value[step] + discount * value[step + 1]
-        advantage[step] = delta + discount * trace * advantage[step + 1]
+        step_return[step] = step_reward[step] + discount * step_return[step + 1]
+        delta = step_reward[step] - step_value[step] + discount * step_value[step + 1]
+        step_advantage[step] = delta + discount * trace * step_advantage[step + 1]
     after = steps + 1
-    return rewards + discount * returned[after], rewards - values + discount * value[
-        after
-    ] + discount * trace * advantage[after]
+    returns = rewards + discount * step_return[after]
+    deltas = rewards - values + discount * step_value[after]
+    return returns, deltas + discount * trace * step_advantage[after]
 
 
 def explained_variance(values: Floats, returns: Floats) -> float:

@@ -33,11 +33,9 @@ def token_weights(reduction: str, group: torch.Tensor, divisor: float) -> torch.
     mean inside a response, mean over responses (that of GRPO and GSPO). token: mean over all
     tokens. fixed: sum over tokens divided by responses times a fixed length (the response limit).
     """
-    counts = (
-        torch.bincount(group)[group]
-        if reduction in ("step", "response")
-        else torch.ones(len(group))
-    )
+    counts = torch.ones(len(group))
+    if reduction in ("step", "response"):
+        counts = torch.bincount(group)[group]
     return 1.0 / (counts.to(torch.float32) * divisor)
 
 
@@ -49,7 +47,7 @@ def sft_loss(logprobs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def clipped_objective(
     log_ratio: torch.Tensor, advantages: torch.Tensor, clip: tuple[float, float]
 ) -> torch.Tensor:
-    """C(r, A) = min(r A, clip(r, 1 - low, 1 + high) A) per token (paper, section 4.1), from
+    """C(r, A) = min(r A, clip(r, 1 - low, 1 + high) A) per token (TraceRL, section 4.1), from
     log-ratios and advantages [T]."""
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip[0], 1 + clip[1]) * advantages)
@@ -75,7 +73,8 @@ def kl_penalty(kind: str, logprobs: torch.Tensor, reference: torch.Tensor) -> to
 def response_mean(values: torch.Tensor, source: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each response's weighted mean of its values, at every one of them, [T]. source: int64 [T],
     the response; weight: [T]."""
-    size, weight = int(source.max()) + 1 if len(source) else 0, weight.to(values.dtype)
+    size = int(source.max()) + 1 if len(source) else 0
+    weight = weight.to(values.dtype)
     total = values.new_zeros(size).index_add(0, source, weight * values)
     return (total / values.new_zeros(size).index_add(0, source, weight))[source]
 
@@ -99,11 +98,9 @@ def policy_gain(
     if ratio == "none":
         return advantages * logprobs
     log_ratio = logprobs - old_logprobs
-    return clipped_objective(
-        response_mean(log_ratio, source, weight) if ratio == "sequence" else log_ratio,
-        advantages,
-        clip,
-    )
+    if ratio == "sequence":
+        log_ratio = response_mean(log_ratio, source, weight)
+    return clipped_objective(log_ratio, advantages, clip)
 
 
 def policy_loss(
@@ -124,4 +121,5 @@ def value_loss(
     """`sum_j w_j 0.5 max((V - R)^2, (V_old + clip(V - V_old, -eps, eps) - R)^2)`, a scalar; all
     tensors [T] (TraceRL, section 4.2)."""
     clipped = old_values + (values - old_values).clamp(-clip, clip)
-    return (weights * 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)).sum()
+    error = torch.maximum((values - returns) ** 2, (clipped - returns) ** 2)
+    return (weights * 0.5 * error).sum()

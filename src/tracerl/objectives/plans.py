@@ -103,7 +103,7 @@ def trace_plan(trajectory: Trajectory, block_size: int, family: Family, shrink: 
     """
     blocks = grid_blocks(trajectory, block_size, family)
     groups = _step_groups(trajectory, blocks, blocks, shrink)
-    states = _ordered_states(groups, trajectory.num_tokens)
+    states = _group_states(groups, trajectory.num_tokens)
     states = states[(states == PREDICTED).any(1)]
     return Plan(states=states, weights=np.ones(states.shape, dtype=np.float32))
 
@@ -138,7 +138,7 @@ def segment_plan(
     blocks = grid_blocks(trajectory, block_size, family)
     rollout_blocks = sampling_blocks(trajectory, family, trajectory.block_size)
     groups = _step_groups(trajectory, blocks, rollout_blocks, shrink)
-    states = _ordered_states(groups, trajectory.num_tokens)
+    states = _group_states(groups, trajectory.num_tokens)
     trainable = np.unique(np.stack([blocks, groups])[:, : trajectory.num_tokens], axis=1).T
     draw = np.sort(generator.permutation(len(trainable))[:segments])
     is_scored = np.zeros(states.shape, dtype=bool)
@@ -179,7 +179,7 @@ def dense_ranks(parts: Integers, values: Integers) -> Integers:
     return ranks
 
 
-def _ordered_states(group: Integers, num_tokens: int) -> States:
+def _group_states(group: Integers, num_tokens: int) -> States:
     """States in which view l predicts group l, shows earlier groups and masks later ones."""
     view = np.arange(group.max() + 1)[:, None]
     later = np.where(group == view, PREDICTED, MASKED)
@@ -214,7 +214,7 @@ def random_plan(trajectory: Trajectory, masking: Masking, generator: np.random.G
     levels = _noise_levels(blocks, masking.noise, generator)
     is_masked = generator.random(len(levels)) < levels
     return Plan(
-        states=_masked_states(is_masked, trajectory.num_tokens)[None],
+        states=_mask_states(is_masked, trajectory.num_tokens)[None],
         weights=_level_weights(levels[None], masking.weighting),
     )
 
@@ -231,7 +231,7 @@ def semi_ar_plan(trajectory: Trajectory, masking: Masking, generator: np.random.
     blocks = sampling_blocks(trajectory, masking.family, masking.block_size)
     levels = _noise_levels(blocks, masking.noise, generator)
     is_masked = generator.random(len(levels)) < levels
-    inside = _masked_states(is_masked, trajectory.num_tokens)
+    inside = _mask_states(is_masked, trajectory.num_tokens)
     view = np.unique(blocks)[:, None]
     later = np.where(blocks == view, inside, MASKED)
     states = np.where(blocks < view, VISIBLE, later).astype(np.int8)
@@ -257,8 +257,8 @@ def coupled_plan(trajectory: Trajectory, masking: Masking, generator: np.random.
     blocks = grid_blocks(trajectory, masking.block_size, masking.family)
     levels = _noise_levels(blocks, masking.noise, generator)
     is_masked = generator.random(len(levels)) < levels
-    first = _masked_states(is_masked, trajectory.num_tokens)
-    second = _masked_states(~is_masked, trajectory.num_tokens)
+    first = _mask_states(is_masked, trajectory.num_tokens)
+    second = _mask_states(~is_masked, trajectory.num_tokens)
     return Plan(
         states=np.stack([first, second]),
         weights=_level_weights(np.stack([levels, 1.0 - levels]), masking.weighting),
@@ -288,7 +288,7 @@ def blockwise_plan(
     is_masked[count:] = True
     weight = count / is_masked[:count].sum()
     return Plan(
-        states=_masked_states(is_masked, count)[None],
+        states=_mask_states(is_masked, count)[None],
         weights=np.full((1, len(blocks)), weight, dtype=np.float32),
     )
 
@@ -299,7 +299,7 @@ def masked_response_plan(
     """One view of the wholly masked response after a prompt whose tokens are masked with
     probability `prompt_rate`."""
     everything = np.ones(len(trajectory.response_ids), dtype=bool)
-    states = _masked_states(everything, trajectory.num_tokens)[None]
+    states = _mask_states(everything, trajectory.num_tokens)[None]
     masked_prompt = None
     if prompt_rate:
         masked_prompt = generator.random(len(trajectory.prompt_ids)) < prompt_rate
@@ -323,7 +323,7 @@ def _level_weights(levels: npt.NDArray[np.float64], weighting: str) -> npt.NDArr
     return weights.astype(np.float32)
 
 
-def _masked_states(is_masked: Bools, num_tokens: int) -> States:
+def _mask_states(is_masked: Bools, num_tokens: int) -> States:
     """Masked tokens are predicted; those after the first end token are only masked."""
     states = np.where(is_masked, PREDICTED, VISIBLE).astype(np.int8)
     states[num_tokens:][is_masked[num_tokens:]] = MASKED

@@ -191,19 +191,19 @@ def build_views(
     tokens = [part.tokens for part in rows]
     is_predicted = _concatenate([part.is_predicted for part in tokens], np.bool_)
 
-    def predicted(values: npt.NDArray[Any]) -> torch.Tensor:
+    def select_predicted(values: npt.NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(values[is_predicted])
 
     return Views(
         input_ids=input_ids,
         layout=layout,
-        row=predicted(row),
-        column=predicted(column),
-        targets=predicted(_concatenate([part.target for part in tokens], np.int64)),
-        source=predicted(_concatenate(sources, np.int64)),
-        token=predicted(_concatenate([part.index for part in tokens], np.int64)),
-        group=predicted(group),
-        weight=predicted(_concatenate([part.weight for part in tokens], np.float32)),
+        row=select_predicted(row),
+        column=select_predicted(column),
+        targets=select_predicted(_concatenate([part.target for part in tokens], np.int64)),
+        source=select_predicted(_concatenate(sources, np.int64)),
+        token=select_predicted(_concatenate([part.index for part in tokens], np.int64)),
+        group=select_predicted(group),
+        weight=select_predicted(_concatenate([part.weight for part in tokens], np.float32)),
         candidates=_order_candidates(tokens, row, column, group, is_predicted),
     )
 

@@ -79,7 +79,7 @@ class Collector:
         """One iteration's groups. pools: training tasks by set. Raises TrainingError when too few
         groups say which response is better."""
         groups = self._sample_groups(pools, iteration)
-        informative = [decided_responses(group) for group in groups if self.is_informative(group)]
+        informative = [drop_undecided(group) for group in groups if self.is_informative(group)]
         informative = informative[: self.settings.groups]
         process_metrics: dict[str, float] = {}
         rewarder = self.judging.rewarder
@@ -134,7 +134,7 @@ class Collector:
     def is_informative(self, group: Sequence[Rollout]) -> bool:
         """Whether a sampled group says which response is better."""
         return keeps_group(
-            _rewards(decided_responses(group)),
+            _rewards(drop_undecided(group)),
             self.settings.pass_rate,
             is_graded(self.settings.reward, group[0].task),
         )
@@ -146,7 +146,7 @@ class Collector:
         for group in groups:
             if self.is_informative(group):
                 continue
-            decided = decided_responses(group)
+            decided = drop_undecided(group)
             if len(decided) < 2:
                 num_undecided += 1
             elif np.mean([r.verdict == "correct" for r in decided]) < self.settings.pass_rate[0]:
@@ -232,8 +232,8 @@ def draw_tasks(
     return tasks
 
 
-def decided_responses(group: Sequence[Rollout]) -> list[Rollout]:
-    """The responses of a group whose verdict is not "undecided"."""
+def drop_undecided(group: Sequence[Rollout]) -> list[Rollout]:
+    """The group without the responses whose verdict is "undecided"."""
     return [rollout for rollout in group if rollout.verdict != "undecided"]
 
 

@@ -49,15 +49,17 @@ class AdvantageEstimator:
         """Advantage of each response token of each rollout, float64 [R], and the value model's
         metrics before its update."""
         if self.critic is not None:
-            return self._with_critic(self.critic, groups, iteration)
+            return self._estimate_with_critic(self.critic, groups, iteration)
         tables = []
         for group in groups:
             outcomes = group_advantages(self.settings.advantages, _rewards(group))
             outcomes = weigh_advantages(self.settings.method, outcomes)
-            tables.append([self._spread(r, a) for r, a in zip(group, outcomes, strict=True)])
+            tables.append(
+                [self._response_advantages(r, a) for r, a in zip(group, outcomes, strict=True)]
+            )
         return tables, {}
 
-    def _with_critic(
+    def _estimate_with_critic(
         self, critic: Critic, groups: Sequence[Sequence[Rollout]], iteration: int
     ) -> tuple[list[list[Floats]], dict[str, float]]:
         trajectories: list[Trajectory] = []
@@ -96,7 +98,7 @@ class AdvantageEstimator:
         steps = self._steps(self.trainable(rollout))
         return outcome_rewards(outcome, steps) + token_process_rewards(rollout, steps)
 
-    def _spread(self, rollout: Rollout, outcome: float) -> Floats:
+    def _response_advantages(self, rollout: Rollout, outcome: float) -> Floats:
         """Advantage of each response token, float64 [R]: the outcome's, and from each token on what
         its steps are paid."""
         table = np.full(len(rollout.trajectory.response_ids), outcome)

@@ -144,8 +144,8 @@ class Critic:
     def update(self, parts: Sequence[Sequence[ValueTargets]]) -> None:
         """One optimizer step on each part: the clipped value loss, a mean over all its tokens."""
         for part in parts:
-            own = sum(len(targets.returns) for targets in part if targets.counts)
-            count = distributed.all_reduce_sum({"tokens": own})["tokens"]
+            on_rank = sum(len(targets.returns) for targets in part if targets.counts)
+            count = distributed.all_reduce_sum({"tokens": on_rank})["tokens"]
             self.trainer.step(part, partial(self.loss, num_tokens=count))
 
     def loss(

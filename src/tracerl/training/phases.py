@@ -1,10 +1,9 @@
 """Which phase of a round an iteration belongs to: a curriculum inside one run.
 
 Alternating kinds of tasks, a block size that grows after so many iterations, a difficulty that
-rises once the model is good enough: all are a list of phases, each with a few keys of the round
-changed (config.Phase). Nothing is remembered but the rows of the training curve, which a saved
-state holds anyway: the phase of the next iteration is a function of them, so that a killed round
-goes on where it was.
+rises once the model is good enough: each is a list of phases with a few keys of the round changed
+(settings/rounds.py: Phase). The phase of the next iteration is a function of the rows of the
+training curve. A saved state holds those rows anyway, so that a killed round goes on where it was.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,11 +18,13 @@ def next_phase(phases: Sequence[Phase], rows: Sequence[Mapping[str, Any]]) -> Ph
 
     Phases follow each other in their order, the first one after the last.
     """
-    index, accuracies = 0, list[float]()
+    index = 0
+    accuracies: list[float] = []  # of the phase that runs
     for row in rows:
         accuracies.append(row["accuracy"])
         if _is_over(phases[index], accuracies):
-            index, accuracies = (index + 1) % len(phases), []
+            index = (index + 1) % len(phases)
+            accuracies = []
     return phases[index]
 
 

@@ -65,7 +65,7 @@ class ProcessRewarder:
         for group in groups:
             group_scores = [next(per_response) for _ in group]
             group_ends = [next(ends_left) for _ in group]
-            paid.append(self._with_chunks(group, group_scores, group_ends, advantages))
+            paid.append(self._pay_group(group, group_scores, group_ends, advantages))
         decided = scores[~np.isnan(scores)]
         return paid, {
             "chunks": float(len(scores)),
@@ -79,9 +79,10 @@ class ProcessRewarder:
         answers = distributed.all_gather(list(self.judge(shard)) if shard else [])
         return np.array([np.nan if answer.score is None else answer.score for answer in answers])
 
-    def _with_chunks(
+    def _pay_group(
         self, group: Sequence[Rollout], scores: list[Floats], ends: list[list[int]], kind: str
     ) -> list[Rollout]:
+        """The group with the chunks of its responses and what they are paid."""
         standard = chunk_advantages("group" if kind == "gae" else kind, scores)
         paid = []
         for rollout, score, reward, end in zip(group, scores, standard, ends, strict=True):

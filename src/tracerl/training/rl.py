@@ -147,7 +147,7 @@ def load_pools(
     )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Progress:
     """What a round remembers from iteration to iteration, beside the tensors."""
 

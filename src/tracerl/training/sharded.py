@@ -26,8 +26,8 @@ from tracerl.settings.training import Optimizer
 from tracerl.training.master_weights import Model, adamw, trainable_parameters
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_WHOLE_AT_ONCE = 16  # parameters gathered together
-KEPT_WHOLE = 100_000  # parameters of no more numbers stay whole under ZeRO 3
+_GATHER_SIZE = 16  # parameters gathered together
+MAX_WHOLE_NUMBERS = 100_000  # parameters of no more numbers stay whole under ZeRO 3
 
 
 class Sharded(Generic[Model]):
@@ -41,7 +41,7 @@ class Sharded(Generic[Model]):
         kind = next(model.parameters()).dtype
         zero: dict[str, Any] = {"stage": self.zero}
         if self.zero == 3:
-            zero["stage3_param_persistence_threshold"] = KEPT_WHOLE
+            zero["stage3_param_persistence_threshold"] = MAX_WHOLE_NUMBERS
         if launch.offload:
             zero["offload_optimizer"] = {"device": "cpu"}
         config = {
@@ -81,8 +81,8 @@ class Sharded(Generic[Model]):
         if self.zero == 3 and self.stale:
             pairs = list(zip(self.model.parameters(), self.full_model.parameters(), strict=True))
             gather = _import_deepspeed().zero.GatheredParameters
-            for first in range(0, len(pairs), _WHOLE_AT_ONCE):
-                part = pairs[first : first + _WHOLE_AT_ONCE]
+            for first in range(0, len(pairs), _GATHER_SIZE):
+                part = pairs[first : first + _GATHER_SIZE]
                 with gather([source for source, _ in part]), torch.no_grad():
                     for source, target in part:
                         target.copy_(source)
@@ -120,7 +120,7 @@ class Sharded(Generic[Model]):
                 ):
                     parameter.copy_(value)
             for key in _MOMENTS if num_steps else ():
-                # a state of plain AdamW has no moments of what no loss had reached yet
+                # A state of plain AdamW has no moments of parameters that no loss has reached yet.
                 moment = (
                     tensors[f"optimizer.{key}.{name}"]
                     if f"optimizer.step.{name}" in tensors
