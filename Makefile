@@ -2,13 +2,17 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup repro replicate serve test test-all lint lock audit clean-scratch
+.PHONY: help setup repro replicate words serve test test-all lint lock audit clean-scratch
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 PORT ?= 4200
 LANES ?= 2
 FAST ?=
+# Of `make words`: the folder of the problems' files, where it runs, and what runs it.
+DATA ?=
+FOLDER ?= $(CURDIR)/../words
+DEVICE ?= cpu
 # The tested torch. It is named, not resolved: the newest one of an open range may be a build of several GB for another CUDA.
 TORCH ?= 2.13.0
 
@@ -48,6 +52,10 @@ repro: setup  ## rerun what changed of the whole chain, then print the result ta
 
 replicate: setup  ## the papers' claims on small models, some hours on two cores (a look in minutes: make replicate FAST=1)
 	@OMP_NUM_THREADS=1 python -m replication.run $(if $(FAST),--fast) --lanes $(LANES)
+
+words: setup  ## a language model becomes a block-diffusion reasoner, about four hours on two cores: make words DATA=DIR
+	@[ -n '$(DATA)' ] || { echo 'name the folder of the problems: make words DATA=DIR (docs/words.md)' >&2; exit 1; }
+	@OMP_NUM_THREADS=1 python -m profiles.words --data '$(DATA)' --folder '$(FOLDER)' --device '$(DEVICE)'
 
 serve: setup  ## Prefect's server, worker and schedules with the report's pages, until Ctrl-C; another port: make serve PORT=4300
 	@exec python -m flows.serve --port $(PORT)

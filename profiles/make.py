@@ -20,6 +20,7 @@ Example: python -m profiles.make
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -426,7 +427,207 @@ def profile(
     return params
 
 
+@dataclass(frozen=True, kw_only=True)
+class WordsBudget:
+    """How much a run of `words` learns from; profiles/words.py starts it."""
+
+    compute: Tree
+    """Changes of the section compute."""
+    ranks: int
+    """Processes."""
+    micro_batch_tokens: int
+    """Tokens of a forward pass of training."""
+    max_rows: int
+    """Rows that are sampled together."""
+    adapt_tokens: tuple[int, int, int]
+    """Tokens of the phases with blocks of 1, 2 and 4."""
+    sft_steps: int
+    """Steps of 32 examples of each round on word problems."""
+    gsm8k_steps: int
+    """Steps of 32 examples of the round on GSM8K."""
+    iterations: tuple[int, int, int, int]
+    """Of the rounds short, gsm8k, enlarge and wide."""
+    groups: int
+    """Groups of an iteration."""
+    gsm8k_problems: int
+    """Evaluated problems of GSM8K."""
+
+
+# Two cores, four hours at most, 8 GB. What it is made from: 135M parameters are 0.66 GFLOP a token
+# of training (0.17 more for each predicted one: the head has 49,152 rows) and 0.22 of a forward
+# pass; a core does 90 GFLOP/s in float32, of which ranks and small batches leave about 80. A word
+# problem is 42 + 22 tokens, one of GSM8K about 65 + 130. By these figures, in minutes of both
+# cores: adaptation 20 + 15 + 25, SFT 15, the autoregressive baseline 12, RL 32 x 110 s = 60,
+# GSM8K 20 + 14, blocks of 8 16, evaluations and held-out curves 40: about 3 hours 55 minutes.
+# Weights, gradients and moments are 2.2 GB a rank, what 384 tokens keep 0.6 GB: about 6.5 GB.
+WORDS_ON_CPU = WordsBudget(
+    compute={"device": "cpu", "dtype": "stored"},
+    ranks=2,
+    micro_batch_tokens=384,
+    max_rows=64,
+    adapt_tokens=(250_000, 130_000, 200_000),
+    sft_steps=90,
+    gsm8k_steps=26,
+    iterations=(32, 4, 5, 5),
+    groups=16,
+    gsm8k_problems=200,
+)
+# One GPU, ten minutes at most: at 120,000 tokens a second (arithmetic, not measured) the
+# adaptation is a minute, each round of SFT seconds; what RL takes is mostly sampling, a few
+# seconds an iteration.
+WORDS_ON_CUDA = WordsBudget(
+    compute={"device": "cuda", "dtype": "bfloat16"},
+    ranks=1,
+    micro_batch_tokens=32_768,
+    max_rows=512,
+    adapt_tokens=(1_000_000, 800_000, 1_600_000),
+    sft_steps=250,
+    gsm8k_steps=400,
+    iterations=(60, 15, 10, 10),
+    groups=32,
+    gsm8k_problems=400,
+)
+
+
+WORDS_MODEL = "SmolLM2-135M-Instruct"
+WORDS_FILES = {
+    "mawps": {"num_train": 4000, "num_test": 0},
+    "svamp": {"num_train": 0, "num_test": 999},
+    "gsm8k-train": {"num_train": 7473, "num_test": 0},
+    "gsm8k": {"num_train": 0, "num_test": 1319},
+}
+WIDE = {"block_size": 8, "steps_per_block": 8}
+LEFT_TO_RIGHT = {"block_size": 1, "steps_per_block": 1}
+LONG_ANSWERS = {"max_prompt_tokens": 192, "max_new_tokens": 192}
+
+
+def words(budget: WordsBudget) -> Tree:
+    """SmolLM2-135M-Instruct to a block-diffusion model of word problems: adaptation in blocks of 1,
+    2 and 4 with the shift kept, SFT on worked steps, TraceRL, GSM8K, blocks of 8; beside it the
+    same weights trained left to right."""
+    params: Tree = yaml.safe_load((HERE.parent / "params.yaml").read_text())
+    defaults = params["defaults"]
+    params["compute"] |= budget.compute
+    params["launch"]["ranks"] = budget.ranks
+    params["tasks"]["sets"] = {
+        name: {"source": "file", "path": f"data/raw/{name}.parquet", **sizes}
+        for name, sizes in WORDS_FILES.items()
+    }
+    params["tasks"]["sets"]["gsm8k"]["num_test"] = budget.gsm8k_problems
+    training = {
+        "micro_batch_tokens": budget.micro_batch_tokens,
+        "max_length": 160,
+        "save_every": 10,
+    }
+    optimizer = {"lr": 1e-4, "weight_decay": 0.0, "warmup": 10, "decay": 0.7}
+    params["base"] |= {
+        "path": f"data/raw/{WORDS_MODEL}",
+        # <jupyter_script>, which no problem holds
+        "token_ids": {"mask": 15, "end": None, "pad": None},
+        "adapt": {
+            "attention": "block_causal",
+            "shift": True,
+            "data": {"kind": "solutions", "tasks": {"mawps": 1}, "prompts": True},
+            "objective": {
+                "kind": "adapt",
+                "noise": [0.0, 1.0],
+                "weighting": "uniform",
+                "complementary": True,
+                "clean": 0.1,
+            },
+            "phases": [
+                {"block_size": size, "tokens": tokens}
+                for size, tokens in zip((1, 2, 4), budget.adapt_tokens, strict=True)
+            ],
+            "batch_size": 32,
+            **training,
+            "optimizer": optimizer,
+        },
+    }
+    params["base"]["train"].update(tasks={"mawps": 1}, block_sizes={4: 1})
+    defaults["sampler"] |= {"max_prompt_tokens": 128, "max_new_tokens": 48}
+    defaults["sampler"]["max_rows"] = budget.max_rows
+    defaults["sft"] |= {"block_sizes": {4: 1}, "batch_size": 32, "end_tokens": 1, **training}
+    defaults["rl"]["micro_batch_tokens"] = budget.micro_batch_tokens
+    defaults["rl"]["held_out"] |= {"tasks": ["svamp"], "every": 12, "num_problems": 100}
+    params["traces"].update(preferred={}, rollouts={})
+    params["sft"] = _words_sft(budget, optimizer)
+    params["rl"] = _words_rl(budget)
+    params["evaluation"].update(num_problems=999, num_samples=1, batch_size=100)
+    params["evaluate"] = _words_evaluations()
+    # The origin answers nothing, and never ends: that is a result here, no damage.
+    params["validation"] |= {"pass_rate": [0.0, 1.0], "truncation": 1.0}
+    return params
+
+
+def _words_sft(budget: WordsBudget, optimizer: Tree) -> Tree:
+    masked = {"kind": "random", "noise": [0.0, 1.0], "weighting": "uniform"}
+    common = {"data": "tasks", "optimizer": optimizer}
+    problems = {"tasks": {"mawps": 1}, "num_steps": budget.sft_steps}
+    return {
+        # What the same data teach left to right: the autoregressive baseline, in blocks of one.
+        "ar": {"init": "base", "objective": {"kind": "ar"}, **problems, **common},
+        "short": {"init": "base", "objective": masked, **problems, **common},
+        "gsm8k": {
+            "init": "rl@short",
+            "objective": masked,
+            "tasks": {"gsm8k-train": 3, "mawps": 1},
+            "num_steps": budget.gsm8k_steps,
+            **common,
+            "max_length": 320,
+        },
+    }
+
+
+def _words_rl(budget: WordsBudget) -> Tree:
+    short, gsm8k, enlarge, wide = budget.iterations
+    common = {
+        "method": {"kind": "tracerl"},
+        "tasks": {"mawps": 1},
+        "groups": budget.groups,
+        "max_sampled_groups": 3 * budget.groups // 2,
+        "optimizer": {"lr": 1e-5},
+    }
+    return {
+        "short": {"init": "sft@short", **common, "iterations": short},
+        "gsm8k": {
+            "init": "sft@gsm8k",
+            **common,
+            "iterations": gsm8k,
+            "tasks": {"gsm8k-train": 1, "mawps": 1},
+            "groups": budget.groups // 2,
+            "max_sampled_groups": budget.groups,
+            "sampler": LONG_ANSWERS,
+        },
+        "enlarge": {"init": "rl@short", **common, "iterations": enlarge, "train_block_size": 8},
+        "wide": {
+            "init": "rl@enlarge",
+            **common,
+            "iterations": wide,
+            "train_block_size": 8,
+            "sampler": WIDE,
+        },
+    }
+
+
+def _words_evaluations() -> Tree:
+    problems = {"tasks": ["svamp"]}
+    return {
+        "origin": {"checkpoint": "base/origin", **problems},
+        "ar": {"checkpoint": "sft@ar", **problems, "sampler": LEFT_TO_RIGHT},
+        "base": {"checkpoint": "base", **problems},
+        "sft-short": {"checkpoint": "sft@short", **problems},
+        "rl-short": {"checkpoint": "rl@short", **problems},
+        "rl-short-k8": {"checkpoint": "rl@short", **problems, "sampler": WIDE},
+        "wide-k8": {"checkpoint": "rl@wide", **problems, "sampler": WIDE},
+        "sft-gsm8k": {"checkpoint": "sft@gsm8k", "tasks": ["gsm8k"], "sampler": LONG_ANSWERS},
+        "rl-gsm8k": {"checkpoint": "rl@gsm8k", "tasks": ["gsm8k"], "sampler": LONG_ANSWERS},
+    }
+
+
 PROFILES: dict[str, Tree] = {
+    "words": words(WORDS_ON_CPU),
+    "words-cuda": words(WORDS_ON_CUDA),
     "sdar-1.7b": block("SDAR-1.7B-Chat"),
     "sdar-4b": block("SDAR-4B-Chat", sft=True, enlarge=True),
     "sdar-8b": block("SDAR-8B-Chat"),

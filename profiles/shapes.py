@@ -93,7 +93,25 @@ _DREAM_7B = _qwen(
     num_kv_heads=4,
 )
 
+# Autoregressive; the profiles `words` adapt it.
+_SMOLLM2_135M: Config = {
+    **_qwen(
+        "llama",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+    ),
+    "architectures": ["LlamaForCausalLM"],
+    "rope_theta": 100000,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+
 CONFIGS: dict[str, Config] = {
+    "SmolLM2-135M-Instruct": _SMOLLM2_135M,
     "SDAR-1.7B-Chat": _SDAR_1_7B,
     "SDAR-4B-Chat": _SDAR_4B,
     "SDAR-8B-Chat": _SDAR_8B,

@@ -13,8 +13,7 @@ from dvc.repo import Repo
 from profiles.make import PROFILES, config_text_of, text_of
 from profiles.shapes import CONFIGS
 from tracerl.models.families import FAMILIES
-from tracerl.models.published_config import architecture_of
-from tracerl.reporting.doctor import needs
+from tracerl.reporting.doctor import needs, shape_of
 from tracerl.settings.defaults import resolve
 from tracerl.settings.params import Params, load_params
 
@@ -24,6 +23,8 @@ FOLDER = ROOT / "profiles"
 
 # Parameters of each profile's checkpoint, in thousand millions.
 BILLIONS = {
+    "words": 0.1345,
+    "words-cuda": 0.1345,
     "sdar-1.7b": 2.03,
     "sdar-4b": 4.41,
     "sdar-8b": 8.19,
@@ -72,7 +73,7 @@ def test_a_profile_fits_the_published_shape(name, tmp_path):
     (directory / "config.json").write_text(json.dumps(config))
     found = {need.stage: need for need in needs(params, tmp_path)}
     assert found["base"].weights == pytest.approx(2e9 * BILLIONS[name], rel=0.005)
-    family = FAMILIES[architecture_of(config, directory).family]
+    family = FAMILIES[shape_of(params, tmp_path)[0].family]
     for sampler in [one.sampler for one in params.evaluate.values()] + [
         one.sampler for one in params.rl.values()
     ]:
