@@ -54,29 +54,29 @@ def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: s
     Raises ParamsError if the package, the task or an option is missing, or if nothing of ours can
     judge the task.
     """
-    asked = json.dumps({"task": task, "options": options, "size": size, "seed": seed})
+    request = json.dumps({"task": task, "options": options, "size": size, "seed": seed})
     environment = {
         "PYTHONHASHSEED": "0",
         "PYTHONPATH": ":".join(path for path in sys.path if path),
         "HOME": tempfile.gettempdir(),
     }
     command = [sys.executable, "-W", "ignore", "-c", _COMMAND]
-    done = subprocess.run(
-        command, input=asked, capture_output=True, text=True, env=environment, check=False
+    process = subprocess.run(
+        command, input=request, capture_output=True, text=True, env=environment, check=False
     )
-    if done.returncode == 3:
+    if process.returncode == 3:
         raise ParamsError(
             "reasoning-gym is not installed", where=where, do="pip install 'tracerl[gym]'"
         )
-    if done.returncode != 0:
+    if process.returncode != 0:
         raise ParamsError(
             "reasoning-gym cannot make this task",
             where=where,
             got=f"{task} {options}",
-            wanted=done.stderr.strip()[-600:],
+            wanted=process.stderr.strip()[-600:],
         )
-    made = json.loads(done.stdout.rpartition("\n")[2])
-    items = [item for entry in made["entries"] if (item := _item(task, made, entry)) is not None]
+    reply = json.loads(process.stdout.rpartition("\n")[2])
+    items = [item for entry in reply["entries"] if (item := _item(task, reply, entry)) is not None]
     if not items:
         raise ParamsError(
             "nothing can judge this task",
@@ -90,7 +90,7 @@ def gym_items(task: str, options: dict[str, Any], size: int, seed: int, where: s
     return items
 
 
-def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
+def _item(task: str, reply: dict[str, Any], text: str) -> Item | None:
     """An item of what the other process made; None if it has no known answer and no scorer that can
     be trusted."""
     entry = ast.literal_eval(text)
@@ -114,9 +114,14 @@ def _item(task: str, made: dict[str, Any], text: str) -> Item | None:
     spec: dict[str, Any] = {}
     if isinstance(metadata.get("valid_answers"), list):
         spec["answers"] = metadata["valid_answers"]
-    if made["scorer"]:
-        spec |= {"task": task, "module": made["module"], "options": made["options"], "entry": text}
-    if not made["scorer"] and not answer:
+    if reply["scorer"]:
+        spec |= {
+            "task": task,
+            "module": reply["module"],
+            "options": reply["options"],
+            "entry": text,
+        }
+    if not reply["scorer"] and not answer:
         return None
     return Item(
         prompt=prompt, kind="gym", answer=answer or "", spec=json.dumps(spec) if spec else ""
@@ -135,8 +140,8 @@ def _exact_value(expression: str) -> str | None:
     zero or is no plain arithmetic."""
     signed = re.sub(r"(?:(?<=[-+*/(])|^)-(\d+)", r"(0-\1)", expression.replace(" ", ""))
     signed = re.sub(r"(?:(?<=[-+*(])|^)-\(", "(0-1)*(", signed)
-    read = read_expression(re.sub(r"(?<=/)-\(", "(0-1)/(", signed))
-    return None if read is None or read[1] is None else str(read[1])
+    arithmetic = read_expression(re.sub(r"(?<=/)-\(", "(0-1)/(", signed))
+    return None if arithmetic is None or arithmetic[1] is None else str(arithmetic[1])
 
 
 # What follows runs in the other process.
@@ -149,12 +154,12 @@ def main() -> None:
         import reasoning_gym
     except ImportError:
         sys.exit(3)
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
         dataset = reasoning_gym.create_dataset(
-            asked["task"], size=asked["size"], seed=asked["seed"], **asked["options"]
+            request["task"], size=request["size"], seed=request["seed"], **request["options"]
         )
-        entries = [_portable(dataset[i]) for i in range(asked["size"])]
+        entries = [_portable(dataset[i]) for i in range(request["size"])]
     except (ValueError, TypeError, AssertionError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
     kind = type(dataset)
@@ -166,7 +171,7 @@ def main() -> None:
     reply = {
         "entries": [repr(entry) for entry in entries],
         "module": kind.__module__,
-        "options": asked["options"],
+        "options": request["options"],
         "scorer": bool(sound and _pays_only_answers(dataset, entries[:20])),
     }
     sys.stdout.write("\n" + json.dumps(reply))
@@ -218,7 +223,7 @@ def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
     Not never: after moves that solve a board others may change nothing, and a neighbour's answer
     may happen to be right.
     """
-    alone, joined = 0, 0
+    num_other, num_both = 0, 0
     for number, entry in enumerate(entries):
         answer, other = entry["answer"], entries[number - 1]["answer"]
         if answer is not None and not _pays(dataset, answer, entry):
@@ -227,11 +232,11 @@ def _pays_only_answers(dataset: Any, entries: list[dict[str, Any]]) -> bool:
             if text != answer and _pays(dataset, text, entry):
                 return False
         if answer is not None and other != answer:
-            alone += _pays(dataset, other, entry)
-            joined += _pays(dataset, f"{answer} {other}", entry) or _pays(
+            num_other += _pays(dataset, other, entry)
+            num_both += _pays(dataset, f"{answer} {other}", entry) or _pays(
                 dataset, f"{other} {answer}", entry
             )
-    return 2 * max(alone, joined) < len(entries)
+    return 2 * max(num_other, num_both) < len(entries)
 
 
 def _pays(dataset: Any, answer: str, entry: dict[str, Any]) -> bool:

@@ -32,9 +32,9 @@ def countdown(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str,
     """(prompt, answer, solution, spec) of a random solvable problem with `difficulty` numbers."""
     while True:
         numbers = [int(n) for n in rng.integers(1, 20, size=difficulty)]
-        solved = _work_out(numbers, rng)
-        if solved is not None:
-            value, expression, steps = solved
+        result = _work_out(numbers, rng)
+        if result is not None:
+            value, expression, steps = result
             spec = f"{','.join(map(str, numbers))}={value}"
             return (
                 spec + "?",
@@ -48,11 +48,11 @@ def _work_out(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, l
     """Joins two random numbers at a time by a random operator that keeps to whole numbers from 0 to
     99; None if none does."""
     # Value, text, how tightly the text binds.
-    left: list[tuple[int, str, int]] = [(n, str(n), 3) for n in numbers]
+    terms: list[tuple[int, str, int]] = [(n, str(n), 3) for n in numbers]
     steps: list[str] = []
-    while len(left) > 1:
-        i, j = (int(k) for k in rng.permutation(len(left))[:2])
-        (a, first, tight), (b, second, close) = left[i], left[j]
+    while len(terms) > 1:
+        i, j = (int(k) for k in rng.permutation(len(terms))[:2])
+        (a, first, tight), (b, second, close) = terms[i], terms[j]
         values = {"+": a + b, "-": a - b, "*": a * b}
         if b and a % b == 0:
             values["/"] = a // b
@@ -64,27 +64,31 @@ def _work_out(numbers: list[int], rng: np.random.Generator) -> tuple[int, str, l
         first = f"({first})" if tight < binds else first
         second = f"({second})" if close < binds or (close == binds and name in "-/") else second
         steps.append(f"{a}{name}{b}={values[name]}")
-        left = [item for k, item in enumerate(left) if k not in (i, j)] + [
+        terms = [item for k, item in enumerate(terms) if k not in (i, j)] + [
             (values[name], f"{first}{name}{second}", binds)
         ]
-    return left[0][0], left[0][1], steps
+    return terms[0][0], terms[0][1], steps
 
 
-def is_countdown_answer(spec: str, given: str) -> bool:
+def is_countdown_answer(spec: str, text: str) -> bool:
     """Whether an expression uses exactly the numbers of `spec` ("3,5,7=22") and has its value. A
     stated "= 22" at the end may stand."""
     numbers, target = _countdown_spec(spec)
-    expression, equals, stated = given.partition("=")
+    expression, equals, stated = text.partition("=")
     if equals and stated.strip() != str(target):
         return False
-    read = read_expression(expression)
-    return read is not None and sorted(read[0]) == sorted(numbers) and read[1] == target
+    arithmetic = read_expression(expression)
+    return (
+        arithmetic is not None
+        and sorted(arithmetic[0]) == sorted(numbers)
+        and arithmetic[1] == target
+    )
 
 
-def uses_right_numbers(spec: str, given: str) -> bool:
+def uses_right_numbers(spec: str, text: str) -> bool:
     """Whether an expression uses exactly the numbers of `spec`, whatever its value."""
-    read = read_expression(given.partition("=")[0])
-    return read is not None and sorted(read[0]) == sorted(_countdown_spec(spec)[0])
+    arithmetic = read_expression(text.partition("=")[0])
+    return arithmetic is not None and sorted(arithmetic[0]) == sorted(_countdown_spec(spec)[0])
 
 
 def _countdown_spec(spec: str) -> tuple[list[int], int]:
@@ -129,8 +133,8 @@ def sudoku(difficulty: int, rng: np.random.Generator) -> tuple[str, str, str, st
         steps = _singles(clues)
         if steps is not None:
             spec, answer = "".join(map(str, clues)), "".join(map(str, grid))
-            written = "".join(f"r{cell // 4 + 1}c{cell % 4 + 1}={grid[cell]};" for cell in steps)
-            return spec + "=", answer, f"{written}#{answer}", spec
+            lines = "".join(f"r{cell // 4 + 1}c{cell % 4 + 1}={grid[cell]};" for cell in steps)
+            return spec + "=", answer, f"{lines}#{answer}", spec
 
 
 def _random_grid(rng: np.random.Generator) -> list[int]:
@@ -166,9 +170,9 @@ def _singles(clues: Sequence[int]) -> list[int] | None:
     board, order = list(clues), []
     while 0 in board:
         for cell in range(16):
-            left = {1, 2, 3, 4} - {board[peer] for peer in _PEERS[cell]}
-            if board[cell] == 0 and len(left) == 1:
-                board[cell] = left.pop()
+            candidates = {1, 2, 3, 4} - {board[peer] for peer in _PEERS[cell]}
+            if board[cell] == 0 and len(candidates) == 1:
+                board[cell] = candidates.pop()
                 order.append(cell)
                 break
         else:
@@ -176,18 +180,18 @@ def _singles(clues: Sequence[int]) -> list[int] | None:
     return order
 
 
-def read_grid(given: str) -> str | None:
+def read_grid(text: str) -> str | None:
     """The sixteen digits of an answer, whatever stands between them (spaces, bars, newlines); None
     if it holds another number of digits."""
-    if len(given) > 400 or re.search(r"[A-Za-z]", given):
+    if len(text) > 400 or re.search(r"[A-Za-z]", text):
         return None
-    digits = re.findall(r"[0-9]", given, re.ASCII)
+    digits = re.findall(r"[0-9]", text, re.ASCII)
     return "".join(digits) if len(digits) == 16 else None
 
 
-def is_sudoku_answer(spec: str, given: str) -> bool:
+def is_sudoku_answer(spec: str, text: str) -> bool:
     """Whether the grid keeps the clues and holds 1 to 4 once in every row, column and box."""
-    grid = read_grid(given)
+    grid = read_grid(text)
     if grid is None or not _keeps_clues(spec, grid):
         return False
     return all(sorted(map(grid.__getitem__, unit)) == list("1234") for unit in _UNITS)
@@ -197,14 +201,14 @@ def _keeps_clues(spec: str, grid: str) -> bool:
     return all(clue in ("0", digit) for clue, digit in zip(spec, grid, strict=True))
 
 
-def filled_blanks(spec: str, answer: str, given: str) -> float:
+def filled_blanks(spec: str, answer: str, text: str) -> float:
     """The share of blanks filled as in the stored grid (d1's sudoku reward); 0 if the answer is no
     grid.
 
     A grid that breaks a clue gets 0 too: d1 does not check that, and pays for boards that are no
     solution of the puzzle.
     """
-    grid = read_grid(given)
+    grid = read_grid(text)
     blanks = [i for i, clue in enumerate(spec) if clue == "0"]
     if grid is None or not blanks or not _keeps_clues(spec, grid):
         return 0.0

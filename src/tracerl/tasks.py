@@ -118,8 +118,8 @@ def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Tas
     """Every task set of the params. Checks that no problem is in one set's train split and
     another's test split."""
     sets = {
-        name: make_task_set(name, one, settings.held_out, seed, root)
-        for name, one in settings.sets.items()
+        name: make_task_set(name, task_set, settings.held_out, seed, root)
+        for name, task_set in settings.sets.items()
     }
     train = {task.prompt for tasks in sets.values() for task in tasks if task.split == "train"}
     leaked = [
@@ -222,7 +222,7 @@ def _gym_tasks(name: str, settings: GymSet, held_out: float, seed: int, root: Pa
     where = f"tasks.sets.{name}"
     for item in gym_items(settings.task, settings.options, size, seed, where):
         prompt = item.prompt
-        one = Task(
+        task = Task(
             task_id=f"{name}/{_digest(prompt)}",
             task_set=name,
             kind=item.kind,
@@ -233,7 +233,7 @@ def _gym_tasks(name: str, settings: GymSet, held_out: float, seed: int, root: Pa
             solution="",
             spec=item.spec,
         )
-        tasks.setdefault(prompt, one)
+        tasks.setdefault(prompt, task)
     return _choose(list(tasks.values()), settings, where)
 
 

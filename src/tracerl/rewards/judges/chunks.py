@@ -42,9 +42,12 @@ def _cut_at_separators(
     longest, tail, ends = max(map(len, separators)), "", []
     for place, token in enumerate(ids, start=1):
         piece = decode([token])
-        seen = tail + piece
+        text = tail + piece
         # Complete in this token: the separator's last character lies in its piece.
-        if any(seen.find(one, max(0, len(tail) - len(one) + 1)) >= 0 for one in separators):
+        if any(
+            text.find(separator, max(0, len(tail) - len(separator) + 1)) >= 0
+            for separator in separators
+        ):
             ends.append(place)
-        tail = seen[-(longest - 1) :] if longest > 1 else ""
+        tail = text[-(longest - 1) :] if longest > 1 else ""
     return ends if ends and ends[-1] == len(ids) else [*ends, len(ids)]

@@ -75,12 +75,12 @@ _MAKERS: dict[type[Section], Callable[[str, Any, Path, Compute, str | None], Jud
 def steps_judge(questions: Sequence[Question]) -> list[Answer]:
     """The programmatic judge. A whole response is worth the mean of its chunks (one chunk, unless
     it was given as several)."""
-    answers, known = [], dict[tuple[str, tuple[str, ...]], list[float | None]]()
+    answers, scores_of = [], dict[tuple[str, tuple[str, ...]], list[float | None]]()
     for question in questions:
         key = (question.task.task_id, question.chunks)
-        if key not in known:
-            known[key] = step_scores(question.task, question.chunks)
-        scores = known[key] if question.index is None else [known[key][question.index]]
+        if key not in scores_of:
+            scores_of[key] = step_scores(question.task, question.chunks)
+        scores = scores_of[key] if question.index is None else [scores_of[key][question.index]]
         decided = [score for score in scores if score is not None]
         answers.append(
             Answer(score=sum(decided) / len(decided))

@@ -114,13 +114,13 @@ def _scores(
 ) -> list[Answer]:
     """Scores of prompts. words: first tokens of yes and of no."""
     yes, no = words
-    ids, seen, positions = pad_left(prompts, model.device)
+    ids, attention, positions = pad_left(prompts, model.device)
     logits = next_logits(
         model,
         forbidden,
         "a judge's questions",
         input_ids=ids,
-        attention_mask=seen.long(),
+        attention_mask=attention.long(),
         position_ids=positions,
         use_cache=False,
     )

@@ -62,12 +62,12 @@ def _sums(task: Task) -> Checker | None:
         if statement.startswith("#"):
             return _number(statement[1:]) == reached + sum(pending)
         equation = _equation(statement)
-        written = _number(statement) if equation is None else equation[1]
-        if written is None or not pending:
+        total = _number(statement) if equation is None else equation[1]
+        if total is None or not pending:
             return False
         before, term = reached, pending.pop(0)
-        reached = written
-        return written == before + term and (equation is None or equation[0] == (before, "+", term))
+        reached = total
+        return total == before + term and (equation is None or equation[0] == (before, "+", term))
 
     return check
 
@@ -78,20 +78,20 @@ def _arithmetic(task: Task) -> Checker | None:
     problem = parse_arithmetic(task.prompt[:-1])
     if problem is None:
         return None
-    left: Tree = problem
+    tree: Tree = problem
 
     def check(statement: str) -> bool:
-        nonlocal left
+        nonlocal tree
         if statement.startswith("#"):
-            given = _number(statement[1:])
-            return given is not None and given == evaluate(left)
+            value = _number(statement[1:])
+            return value is not None and value == evaluate(tree)
         equation = _equation(statement)
         if equation is None:
             return False
-        remaining = _solve(left, *equation)
+        remaining = _solve(tree, *equation)
         if remaining is None:
             return False
-        left = remaining
+        tree = remaining
         return _value(*equation[0]) == equation[1]
 
     return check

@@ -205,13 +205,13 @@ def _solution(relation: Relation) -> _Region:
     for i, operator in enumerate(relation.operators):
         left, right = (side.subs(name, variable) for side in sides[i : i + 2])
         if operator == r"\ne":
-            solved = sympy.Complement(
+            solution = sympy.Complement(
                 sympy.S.Reals, sympy.solveset(left - right, variable, sympy.S.Reals)
             )
         else:
             condition = _RELATIONS[operator](left, right)
-            solved = sympy.solveset(condition, variable, sympy.S.Reals)
-        result = sympy.Intersection(result, solved)
+            solution = sympy.solveset(condition, variable, sympy.S.Reals)
+        result = sympy.Intersection(result, solution)
     return result, str(name)
 
 
@@ -353,10 +353,10 @@ def _without_repeating(text: str) -> str:
     """Repeating decimals as the fractions they are."""
     parts, start = [], 0
     for match in _REPEATING_START.finditer(text):
-        found = repeating(text[match.start() :]) if match.start() >= start else None
-        if found is not None:
-            parts += [text[start : match.start()], _exact(found[0])]
-            start = match.start() + found[1]
+        decimal = repeating(text[match.start() :]) if match.start() >= start else None
+        if decimal is not None:
+            parts += [text[start : match.start()], _exact(decimal[0])]
+            start = match.start() + decimal[1]
     return "".join([*parts, text[start:]])
 
 

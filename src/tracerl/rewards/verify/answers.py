@@ -113,14 +113,14 @@ def compare_readings(gold: str, answer: str, algebra: Algebra | None) -> Equival
     rule from which the shortcuts of `compare_answers` may not depart."""
     ours, theirs = _without_label(gold), _without_label(answer)
     try:
-        known = read(ours)
+        gold_node = read(ours)
     except NotReadableError:
         return "undecided"
     try:
-        found = read(theirs)
+        answer_node = read(theirs)
     except NotReadableError:
-        return "different" if isinstance(known, Words) else "undecided"
-    return _Comparison(algebra).same(known, found)
+        return "different" if isinstance(gold_node, Words) else "undecided"
+    return _Comparison(algebra).same(gold_node, answer_node)
 
 
 def _same_plain_items(gold: str, answer: str) -> Equivalence | None:
@@ -385,9 +385,9 @@ class _Comparison:
         else:
             values = equation.sides
         # Sides without letters must agree with each other, the last one is the value.
-        checked = [side for side in values[:-1] if not _has_letters(side)] + [values[-1]]
+        value_sides = [side for side in values[:-1] if not _has_letters(side)] + [values[-1]]
         verdicts = []
-        for side in checked:
+        for side in value_sides:
             node = read(side)
             verdicts.append(self.same(node, other) if is_gold else self.same(other, node))
         return _all_of(verdicts)
@@ -514,8 +514,8 @@ def _same_clock(gold: Clock, answer: Clock) -> Equivalence:
     if gold.half == answer.half:
         # 2:30 may be the one or the other; from 13:00 on a time is of 24 hours.
         return "equal" if gold.minutes == answer.minutes else "undecided"
-    named, plain = (gold, answer) if gold.half else (answer, gold)
-    if plain.minutes >= 780 and named.half == "am":
+    with_half, without_half = (gold, answer) if gold.half else (answer, gold)
+    if without_half.minutes >= 780 and with_half.half == "am":
         return "different"
     return "equal"
 

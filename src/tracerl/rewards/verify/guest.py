@@ -324,15 +324,15 @@ def operations():
     """What the tests may ask of the solution's objects, by name."""
     import operator
 
-    named = {name.strip("_"): getattr(operator, name) for name in operator.__all__}
-    named.update({"and": operator.and_, "or": operator.or_, "index": operator.index})
+    functions = {name.strip("_"): getattr(operator, name) for name in operator.__all__}
+    functions.update({"and": operator.and_, "or": operator.or_, "index": operator.index})
     for function in (len, iter, next, bool, str, repr, hash, int, float, isinstance, issubclass):
-        named[function.__name__] = function
-    named.update(getattr=getattr, setattr=setattr, delattr=delattr)
-    named["call"] = lambda function, *arguments, **keywords: function(*arguments, **keywords)
-    named["enter"] = lambda item: item.__enter__()
-    named["exit"] = lambda item: item.__exit__(None, None, None)
-    return named
+        functions[function.__name__] = function
+    functions.update(getattr=getattr, setattr=setattr, delattr=delattr)
+    functions["call"] = lambda function, *arguments, **keywords: function(*arguments, **keywords)
+    functions["enter"] = lambda item: item.__enter__()
+    functions["exit"] = lambda item: item.__exit__(None, None, None)
+    return functions
 
 
 for op in OBJECT_OPERATIONS.split():
@@ -432,8 +432,8 @@ def set_limits(limits):
     import math
     import resource
 
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = int(used.ru_utime + used.ru_stime) + math.ceil(limits["cpu_seconds"])
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = int(usage.ru_utime + usage.ru_stime) + math.ceil(limits["cpu_seconds"])
     for name, soft, above in (
         ("CPU", cpu, 1),
         ("AS", limits["memory"], 0),
@@ -510,33 +510,33 @@ def solution(job, channel):
     except BaseException as error:
         channel.send({"error": type(error).__name__})
         return
-    known = operations()
+    functions = operations()
 
     def call_back(request, arguments, keywords):
         channel.send(with_arguments(request, arguments, keywords))
         while "returned" not in (reply := channel.receive()):
             if "raised" in reply:
                 raise (shared_class(reply["raised"]) or RuntimeError)(*decode(reply["args"]))
-            channel.send(answer(reply, known))
+            channel.send(answer(reply, functions))
         return decode(reply["returned"])
 
     REQUEST.append(call_back)
     while True:
-        channel.send(answer(channel.receive(), known))
+        channel.send(answer(channel.receive(), functions))
 
 
 def with_arguments(request, arguments, keywords):
     return {**request, "args": encode_all(arguments), "kwargs": encode_named(keywords)}
 
 
-def answer(request, known):
+def answer(request, functions):
     """The reply to one request."""
     try:
         if "describe" in request:
             return {"described": descriptions(request["describe"])}
         arguments = decode_all(request["args"])
         keywords = decode_named(request.get("kwargs", {}))
-        value = function_of(request, known)(*arguments, **keywords)
+        value = function_of(request, functions)(*arguments, **keywords)
         reply = {"value": encode(value)}
         if value is None and request.get("op") == "call":
             reply.update(changes(request, arguments))
@@ -545,10 +545,10 @@ def answer(request, known):
         return {"error": type(error).__name__, **exception_data(error)}
 
 
-def function_of(request, known):
+def function_of(request, functions):
     """The function that a request names."""
     if "op" in request:
-        return known[request["op"]]
+        return functions[request["op"]]
     first, *names = request["call"].split(".")
     value = PROGRAM[first]
     if request.get("new"):
@@ -560,11 +560,11 @@ def function_of(request, known):
 
 def descriptions(names):
     """The description of each of these names that the program defines."""
-    found = {}
+    data = {}
     for name in names:
         if name in PROGRAM:
-            found[name] = description(PROGRAM[name])
-    return found
+            data[name] = description(PROGRAM[name])
+    return data
 
 
 def description(value):
@@ -605,13 +605,13 @@ def exception_data(error):
     """What the tests may look at of an exception: its classes, arguments, attributes and message,
     as far as they can be sent."""
     data: dict = {"bases": class_names(type(error))}
-    for name, read in (
+    for name, reader in (
         ("args", lambda: encode_all(error.args)),
         ("attributes", lambda: encode_named(vars(error))),
         ("text", lambda: str(error)),
     ):
         try:
-            value = read()
+            value = reader()
             if len(str(value)) <= MAX_TEXT:
                 data[name] = value
         except BaseException:
@@ -718,35 +718,35 @@ class Approximately:
     def __init__(self, expected, rel=None, abs=None, nan_ok=False):
         self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
 
-    def __eq__(self, given):
-        return self.is_near(self.expected, given)
+    def __eq__(self, value):
+        return self.is_near(self.expected, value)
 
-    def is_near(self, expected, given):
+    def is_near(self, expected, value):
         import math
 
         if isinstance(expected, (list, tuple)):
             return (
-                type(given) is type(expected)
-                and len(given) == len(expected)
-                and all(map(self.is_near, expected, given))
+                type(value) is type(expected)
+                and len(value) == len(expected)
+                and all(map(self.is_near, expected, value))
             )
         if isinstance(expected, dict):
             return (
-                type(given) is dict
-                and given.keys() == expected.keys()
-                and all(self.is_near(expected[key], given[key]) for key in expected)
+                type(value) is dict
+                and value.keys() == expected.keys()
+                and all(self.is_near(expected[key], value[key]) for key in expected)
             )
-        plain = type(given) in (int, float, complex) and isinstance(expected, (int, float, complex))
+        plain = type(value) in (int, float, complex) and isinstance(expected, (int, float, complex))
         if not plain or isinstance(expected, bool):
-            return type(given) is not Reference and expected == given
-        if expected != expected or given != given:
-            return self.nan_ok and expected != expected and given != given
-        if expected == given or math.isinf(abs(expected)) or math.isinf(abs(given)):
-            return expected == given
+            return type(value) is not Reference and expected == value
+        if expected != expected or value != value:
+            return self.nan_ok and expected != expected and value != value
+        if expected == value or math.isinf(abs(expected)) or math.isinf(abs(value)):
+            return expected == value
         # With an absolute tolerance alone no relative one holds.
         default = 1e-6 if self.abs is None else 0.0
         relative = (default if self.rel is None else self.rel) * abs(expected)
-        return abs(expected - given) <= max(relative, 1e-12 if self.abs is None else self.abs)
+        return abs(expected - value) <= max(relative, 1e-12 if self.abs is None else self.abs)
 
 
 def parametrize(names, cases, **options):

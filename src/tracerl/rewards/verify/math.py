@@ -38,8 +38,8 @@ def extract_answer(text: str) -> str | None:
         return boxed.strip() or None
     if "####" in text:
         return text.rpartition("####")[2].partition("\n")[0].strip() or None
-    for said in reversed([match.end() for match in _SAYS.finditer(text)]):
-        if rest := text[said:].partition("\n")[0].strip("*_ \t\r"):
+    for end in reversed([match.end() for match in _SAYS.finditer(text)]):
+        if rest := text[end:].partition("\n")[0].strip("*_ \t\r"):
             return _math_of(rest).strip("*_ ").removesuffix(".").strip() or None
         break
     lines = [line for line in text.splitlines() if line.strip()]

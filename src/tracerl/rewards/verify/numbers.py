@@ -78,8 +78,8 @@ def _read_unsigned(text: str) -> Fraction | None:
     if match := _POWER_OF_TEN.fullmatch(text):
         exponent = int(match["e"] or match["braced"] or match["bare"])
         return Fraction(match["digits"]) * Fraction(10) ** exponent
-    found = repeating(text)
-    return found[0] if found is not None and found[1] == len(text) else None
+    decimal = repeating(text)
+    return decimal[0] if decimal is not None and decimal[1] == len(text) else None
 
 
 def _read_fraction(text: str) -> Fraction | None:

@@ -281,10 +281,10 @@ def _read_relation(text: str, depth: int) -> Node | None:
 
 def _interval(sides: list[str], operators: list[str], depth: int) -> Node | None:
     """The interval of `low < x \\le high`, or of one of its halves."""
-    alone = [place for place, side in enumerate(sides) if _VARIABLE.fullmatch(side)]
-    if len(alone) != 1 or r"\ne" in operators or len(sides) > 3:
+    places = [place for place, side in enumerate(sides) if _VARIABLE.fullmatch(side)]
+    if len(places) != 1 or r"\ne" in operators or len(sides) > 3:
         return None
-    place = alone[0]
+    place = places[0]
     if len(sides) == 3 and place != 1:
         return None
     if len(sides) == 2 and re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", sides[1 - place])):
@@ -353,8 +353,8 @@ _NAMED_TIMES = {"noon": ("12", "pm"), "midnight": ("12", "am")}
 
 
 def _read_clock(text: str, _: int) -> Node | None:
-    if (named := _NAMED_TIMES.get(_plain_words(text))) is not None:
-        return Clock(minutes=Fraction(0), half=named[1])
+    if (time := _NAMED_TIMES.get(_plain_words(text))) is not None:
+        return Clock(minutes=Fraction(0), half=time[1])
     match = _CLOCK.match(text)
     if match is None or not (match["minutes"] or match["half"]):
         return None

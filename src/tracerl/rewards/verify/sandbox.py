@@ -164,10 +164,10 @@ class Sandbox:
         self._folder = tempfile.mkdtemp(prefix="tracerl-") if backend == "unconfined" else None
         self._init: int | None = None
         reading, writing = os.pipe()
-        passed = [writing]
+        fds = [writing]
         if backend == "bubblewrap":
-            passed.append(_filter_file())
-            command = _isolated_command(uid, limits.file_size, packages, passed)
+            fds.append(_filter_file())
+            command = _isolated_command(uid, limits.file_size, packages, fds)
         else:
             command = _plain_command(packages)
         self._process = subprocess.Popen(
@@ -178,9 +178,9 @@ class Sandbox:
             env={},
             cwd=self._folder or "/",
             start_new_session=True,
-            pass_fds=passed,
+            pass_fds=fds,
         )
-        for fd in passed:
+        for fd in fds:
             os.close(fd)
         self._info = reading
         self._group: ControlGroup | None = None
@@ -400,10 +400,10 @@ class Sandbox:
         running = processes(self._process.pid)
         for process in running:
             self._cpu_of[process.pid, process.start] = process.cpu_seconds
-        told = self._cpu_seconds_told(running) - self._cpu_before
-        used = max(told, sum(self._cpu_of.values()), self._cpu_counted)
-        self.use.cpu_seconds += used - self._cpu_counted
-        self._cpu_counted = used
+        total = self._cpu_seconds_told(running) - self._cpu_before
+        cpu_seconds = max(total, sum(self._cpu_of.values()), self._cpu_counted)
+        self.use.cpu_seconds += cpu_seconds - self._cpu_counted
+        self._cpu_counted = cpu_seconds
         return running
 
     def _cpu_seconds_told(self, running: list[Process]) -> float:

@@ -53,9 +53,9 @@ def visible_packages() -> tuple[str, ...]:
     it is not."""
     places = []
     for name in _SEEN:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.submodule_search_locations:
-            places.append(str(Path(found.submodule_search_locations[0]).parent))
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations:
+            places.append(str(Path(spec.submodule_search_locations[0]).parent))
         elif name == _SEEN[0]:
             raise ParamsError(
                 "answers to this task of reasoning-gym cannot be scored",

@@ -201,8 +201,8 @@ def _without_gaps(text: str) -> str:
         return parts[0] if parts else ""
     out = [parts[0]]
     for left, right in itertools.pairwise(parts):
-        joined = left[-1] + right[0]
-        separates = _WORD_GAP.fullmatch(joined) or (joined[0] == "," and right[0].isdigit())
+        pair = left[-1] + right[0]
+        separates = _WORD_GAP.fullmatch(pair) or (pair[0] == "," and right[0].isdigit())
         out.append(f" {right}" if separates else right)
     return "".join(out)
 

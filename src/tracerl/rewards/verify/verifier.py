@@ -264,12 +264,12 @@ def _code(task: Task, response: str) -> Verdict:
         return Verdict(
             verdict="undecided", parts={"correct": 0.0}, detail=f"{pool.backend}: {error}"
         )
-    passed = sum(verdict == "passed" for verdict in verdicts)
-    every = passed == len(verdicts)
-    paid = passed / len(verdicts) if tests.reward == "fraction" else float(every)
+    num_passed = sum(verdict == "passed" for verdict in verdicts)
+    every = num_passed == len(verdicts)
+    reward = num_passed / len(verdicts) if tests.reward == "fraction" else float(every)
     return Verdict(
         verdict="correct" if every else "wrong",
-        parts={"correct": paid},
+        parts={"correct": reward},
         detail=f"{pool.backend}: {' '.join(verdicts)}",
     )
 
@@ -284,15 +284,15 @@ def _sudoku(task: Task, response: str) -> Verdict:
 
 def _gym(task: Task, response: str) -> Verdict:
     spec = json.loads(task.spec) if task.spec else {}
-    known = spec.get("answers") or [task.answer]
-    answer = gym_answer(response, known[0])
-    if known[0] and answer.split() in [text.split() for text in known]:
+    answers = spec.get("answers") or [task.answer]
+    answer = gym_answer(response, answers[0])
+    if answers[0] and answer.split() in [text.split() for text in answers]:
         return _verdict(True)
     if "module" not in spec:
         return _verdict(False)
     pool = _require_workers().pool(visible_packages())
     try:
-        paid = pays(pool, spec, answer)
+        is_paid = pays(pool, spec, answer)
     except SandboxError as error:
         return Verdict(
             verdict="undecided", parts={"correct": 0.0}, detail=f"{pool.backend}: {error}"
@@ -303,8 +303,8 @@ def _gym(task: Task, response: str) -> Verdict:
             parts={"correct": 0.0},
             detail=f"{pool.backend}: the scorer did not end",
         )
-        if paid is None
-        else _verdict(paid)
+        if is_paid is None
+        else _verdict(is_paid)
     )
 
 

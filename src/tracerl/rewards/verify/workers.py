@@ -29,9 +29,9 @@ class MathWorkers:
         for _ in range(num_workers):
             self._idle.put(None)
 
-    def equivalent(self, gold: str, given: str) -> Equivalence:
+    def equivalent(self, gold: str, text: str) -> Equivalence:
         """Whether `given` (an extracted answer) equals `gold`."""
-        quick = decide_quickly(gold, given)
+        quick = decide_quickly(gold, text)
         if quick is not None:
             return quick
         worker = self._idle.get()
@@ -42,7 +42,7 @@ class MathWorkers:
                     worker = None
                 worker = worker or _start()
                 try:
-                    return _ask(worker, gold, given, self.cpu_seconds)
+                    return _ask(worker, gold, text, self.cpu_seconds)
                 except (OSError, ValueError):
                     _end(worker)
                     worker = None
@@ -74,9 +74,9 @@ def _start() -> subprocess.Popen[str]:
     )
 
 
-def _ask(worker: subprocess.Popen[str], gold: str, given: str, cpu_seconds: float) -> Equivalence:
+def _ask(worker: subprocess.Popen[str], gold: str, text: str, cpu_seconds: float) -> Equivalence:
     asking, answering = cast(IO[str], worker.stdin), cast(IO[str], worker.stdout)
-    asking.write(json.dumps([gold, given, cpu_seconds]) + "\n")
+    asking.write(json.dumps([gold, text, cpu_seconds]) + "\n")
     asking.flush()
     return cast(Equivalence, json.loads(answering.readline()))
 
