@@ -35,7 +35,7 @@ from tracerl.training.collect import Judging
 from tracerl.training.rl import Models, TaskPools, train_rl
 from tracerl.training.run_context import RunContext
 from tracerl.training.scratch import Workspace
-from tracerl.training.sft import train_sft, worked_trajectory
+from tracerl.training.sft import task_trajectory, train_sft
 from tracerl.types import Task
 
 PARAMS = Path(__file__).parents[1] / "params.yaml"
@@ -130,7 +130,7 @@ def base(family: str, tokenizer: Tokenizer, tasks: list[Task], steps: int, folde
         save_every=steps,
         optimizer=Optimizer(**{**OPTIMIZER, "betas": (0.9, 0.99)}),
     )
-    examples = {"sums": [worked_trajectory(task, tokenizer) for task in tasks]}
+    examples = {"sums": [task_trajectory(task, tokenizer) for task in tasks]}
     train_sft(
         model,
         tokenizer,

@@ -69,7 +69,7 @@ PHASES = {
     "forward": [
         "tracerl.training.policy_update:scores",
         "tracerl.training.sft:token_logprobs",
-        "tracerl.training.traces:predicted_logits",
+        "tracerl.training.traces:prediction_logits",
     ],
     "backward": ["torch:Tensor.backward"],
     "optimizer": ["tracerl.training.master_weights:MasterWeights.step"],

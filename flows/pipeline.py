@@ -184,7 +184,7 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool, is_fresh: bool) -
     try:
         code = run_unlocked(command, Path(root), log, output)
     finally:
-        metrics = stage.metrics if code == 0 else written_since(started, Path(root), stage.metrics)
+        metrics = stage.metrics if code == 0 else files_since(started, Path(root), stage.metrics)
         if output.outcome != "Cached":
             artifacts.publish_metrics(Path(root), stage.name, metrics)
     if process.stopping():
@@ -202,7 +202,7 @@ def run_stage(stage: Stage, root: str, logs: str, force: bool, is_fresh: bool) -
     )
 
 
-def written_since(started: float, root: Path, files: Sequence[str]) -> list[str]:
+def files_since(started: float, root: Path, files: Sequence[str]) -> list[str]:
     """Files that are not those of an earlier run, which stay until a stage publishes; `started` in
     seconds since 1970."""
     paths = {name: root / name for name in files}

@@ -33,7 +33,11 @@ from tracerl.models.families import FAMILIES
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.objectives import likelihood
-from tracerl.objectives.likelihood import predicted_logits, token_and_order_logprobs, token_logprobs
+from tracerl.objectives.likelihood import (
+    prediction_logits,
+    token_and_order_logprobs,
+    token_logprobs,
+)
 from tracerl.objectives.losses import (
     denominator,
     kl_penalty,
@@ -348,7 +352,7 @@ def test_one_clean_stream_for_all_views_equals_a_row_for_each(family, block_size
     logits, gradients = [], []
     for views in (shared, separate):
         order = in_token_order(views)
-        rows = predicted_logits(model, views)[order]
+        rows = prediction_logits(model, views)[order]
         weights = torch.from_numpy(generator_for(1, "weights").standard_normal(tuple(rows.shape)))
         logits.append(rows.detach())
         gradients.append(gradients_of(model, (weights * rows.log_softmax(-1)).sum()))

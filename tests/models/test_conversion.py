@@ -18,7 +18,7 @@ from tracerl.models.checkpoint import load_checkpoint, policy_hash, save_checkpo
 from tracerl.models.conversion import NEW_MASK, convert_checkpoint
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.objectives.likelihood import predicted_logits
+from tracerl.objectives.likelihood import prediction_logits
 from tracerl.objectives.plans import PREDICTED, Plan, causal_plan
 from tracerl.objectives.views import build_views
 from tracerl.sampling.autoregressive import sample_autoregressive
@@ -128,7 +128,7 @@ def test_blocks_of_one_token_are_the_autoregressive_model(
     for plan in plans:
         views = build_views([trajectory], [plan], 1, policy.family, tokenizer.mask_id)
         with torch.no_grad():
-            logits = predicted_logits(policy, views)
+            logits = prediction_logits(policy, views)
         assert torch.allclose(logits, expected, atol=1e-4)
 
 

@@ -20,7 +20,7 @@ from tests.tiny import (
 from tracerl.models.checkpoint import load_checkpoint, save_checkpoint
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import character_tokenizer
-from tracerl.objectives.likelihood import predicted_logits, token_logprobs
+from tracerl.objectives.likelihood import prediction_logits, token_logprobs
 from tracerl.objectives.plans import PREDICTED, Plan
 from tracerl.objectives.views import Views, build_views
 from tracerl.sampling.sampler import sample
@@ -91,7 +91,7 @@ def test_the_scorer_gives_all_probability_to_the_other_ids(family):
             assert torch.isneginf(logprobs).all()
         total += logprobs.double().exp()
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-5)
-    logits = predicted_logits(model, views)
+    logits = prediction_logits(model, views)
     assert torch.isneginf(logits[:, [MASK_ID, *WITHOUT_TOKEN]]).all()
 
 

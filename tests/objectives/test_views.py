@@ -24,7 +24,7 @@ from tracerl.objectives.plans import (
     blockwise_plan,
     causal_plan,
     coupled_plan,
-    masked_response_plan,
+    full_mask_plan,
     segment_plan,
     trace_plan,
 )
@@ -71,7 +71,7 @@ def test_a_masked_response_shows_nobody_a_token_of_its_block_and_masks_the_promp
     family, batch, block_size = case
     record = FAMILIES[family]
     trajectory = batch[0]
-    plan = masked_response_plan(trajectory, rate, generator_for(seed, "prompt"))
+    plan = full_mask_plan(trajectory, rate, generator_for(seed, "prompt"))
     views = build_views([trajectory], [plan], block_size, record, MASK_ID)
     assert sorted(views.token.tolist()) == list(range(trajectory.num_tokens))
     prompt = len(trajectory.prompt_ids)
@@ -328,7 +328,7 @@ def test_a_masked_prompt_is_not_shared_between_responses():
         ),
     ]
     plans = [
-        masked_response_plan(trajectory, 0.5, generator_for(seed, "prompt"))
+        full_mask_plan(trajectory, 0.5, generator_for(seed, "prompt"))
         for seed, trajectory in enumerate(batch)
     ]
     first, second = (plan.masked_prompt for plan in plans)
@@ -340,9 +340,7 @@ def test_a_masked_prompt_is_not_shared_between_responses():
     torch.testing.assert_close(
         token_logprobs(model, shared, 1.0), token_logprobs(model, apart, 1.0), rtol=0, atol=1e-12
     )
-    clean = [
-        masked_response_plan(trajectory, 0.0, generator_for(1, "prompt")) for trajectory in batch
-    ]
+    clean = [full_mask_plan(trajectory, 0.0, generator_for(1, "prompt")) for trajectory in batch]
     together = build_views(batch, clean, 4, model.family, MASK_ID, group_tokens=100)
     assert len(together.input_ids) == 1, "prompts that are not masked are shared"
 

@@ -26,7 +26,7 @@ from tracerl.training.sft import (
     draw_batch,
     micro_batch_loss,
     split_batch,
-    worked_trajectory,
+    task_trajectory,
 )
 from tracerl.training.traces import order_by_preference
 from tracerl.types import Task, Trajectory
@@ -46,7 +46,7 @@ def known(prompt_length: int, response_length: int) -> Trajectory:
         answer="",
         solution="2" * (response_length - 1),
     )
-    trajectory = worked_trajectory(task, TOKENIZER)
+    trajectory = task_trajectory(task, TOKENIZER)
     assert (len(trajectory.prompt_ids), len(trajectory.response_ids)) == (
         prompt_length,
         response_length,

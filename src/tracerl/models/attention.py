@@ -121,7 +121,9 @@ def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:
 def _block_mask(layout: Layout) -> BlockMask:
     """What a layout's queries see, for FlexAttention, in blocks of 128."""
 
-    def seen(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def sees_key(
+        b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor:
         if layout.first_keys is not None:
             return k < layout.first_keys[b]
         return sees(
@@ -130,7 +132,7 @@ def _block_mask(layout: Layout) -> BlockMask:
 
     rows, queries = layout.blocks.shape
     keys = queries if layout.is_self_attention else layout.num_keys
-    return create_block_mask(seen, rows, None, queries, keys, device=layout.blocks.device)
+    return create_block_mask(sees_key, rows, None, queries, keys, device=layout.blocks.device)
 
 
 def attend(

@@ -47,32 +47,33 @@ def training_state_bytes(num_trained: int, dtype: torch.dtype) -> int:
 
 @dataclass
 class Meter:
-    """Counts the passes of the models that `watch` is given. forwards, tokens: passes, and
-    positions they held, padding included.
-    predicted: positions the LM head was applied to. flops: of all of it, those with a gradient
-    three times."""
+    """Counts the passes of the models that `watch` is given."""
 
     forwards: int = 0
+    """Passes."""
     tokens: int = 0
+    """Positions in them, padding included."""
     predicted: int = 0
+    """Positions that the LM head was applied to."""
     flops: int = 0
+    """Floating-point operations of all of it, three times those of a pass with a gradient."""
 
     def watch(self, model: Transformer) -> None:
         """Counts this model's passes from now on."""
         per_token, per_position = layer_flops(model.architecture), head_flops(model.architecture)
 
-        def passed(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        def count_pass(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
             self.forwards += 1
             self.tokens += arguments[0].numel()
             self.flops += per_token * arguments[0].numel() * (3 if torch.is_grad_enabled() else 1)
 
-        def predicted(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        def count_predictions(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
             positions = arguments[0].numel() // arguments[0].shape[-1]
             self.predicted += positions
             self.flops += per_position * positions * (3 if torch.is_grad_enabled() else 1)
 
-        model.register_forward_pre_hook(passed)
-        model.lm_head.register_forward_pre_hook(predicted)
+        model.register_forward_pre_hook(count_pass)
+        model.lm_head.register_forward_pre_hook(count_predictions)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -58,18 +58,20 @@ def watch_routing(model: Transformer) -> Iterator[RoutingFigures]:
     figures = RoutingFigures()
     is_real = torch.ones(0, dtype=torch.bool)
 
-    def passed(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    def note_padding(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         nonlocal is_real
         is_real = (arguments[1].streams != PAD).flatten()
 
-    def routed(module: torch.nn.Module, arguments: tuple[Any, ...], routing: Routing) -> None:
+    def count_routing(
+        module: torch.nn.Module, arguments: tuple[Any, ...], routing: Routing
+    ) -> None:
         assert isinstance(module, Router)
         figures.count(module, routing, is_real)
 
     routers = [module for module in model.modules() if isinstance(module, Router)]
-    handles = [router.register_forward_hook(routed) for router in routers]
+    handles = [router.register_forward_hook(count_routing) for router in routers]
     if routers:
-        handles.append(model.register_forward_pre_hook(passed))
+        handles.append(model.register_forward_pre_hook(note_padding))
     try:
         yield figures
     finally:

@@ -11,14 +11,14 @@ from tracerl.models.policy import Policy
 from tracerl.objectives.views import Views
 
 
-def predicted_logits(model: Policy, views: Views) -> torch.Tensor:
+def prediction_logits(model: Policy, views: Views) -> torch.Tensor:
     """Logits [T, vocab] at the predicted tokens of `views`, or [C, vocab] at their candidates if
     the order is scored; float32 or wider, minus infinity at ids that are not predicted."""
-    logits = model.logits(predicted_hidden(model, views))
+    logits = model.logits(prediction_hidden(model, views))
     return model.mask_logits_(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
-def predicted_hidden(model: Policy, views: Views) -> torch.Tensor:
+def prediction_hidden(model: Policy, views: Views) -> torch.Tensor:
     """Hidden states [T, hidden] at the predicted tokens of `views`, or [C, hidden] at their
     candidates if the order is scored."""
     device = model.device
@@ -33,7 +33,7 @@ def token_logprobs(model: Policy, views: Views, temperature: float) -> torch.Ten
     `views`."""
     targets = views.targets.to(model.device)
     return model.read_logits(
-        predicted_hidden(model, views),
+        prediction_hidden(model, views),
         targets,
         lambda logits, ids: _of_targets(logits, ids, temperature),
     )
@@ -48,7 +48,7 @@ def token_logprobs_and_hits(model: Policy, views: Views) -> tuple[torch.Tensor, 
         return torch.stack([_of_targets(logits, ids, 1.0), hits], dim=-1)
 
     targets = views.targets.to(model.device)
-    logprobs, hits = model.read_logits(predicted_hidden(model, views), targets, both).unbind(-1)
+    logprobs, hits = model.read_logits(prediction_hidden(model, views), targets, both).unbind(-1)
     return logprobs, hits.detach()
 
 
@@ -66,7 +66,7 @@ def token_and_order_logprobs(
     """
     candidates = views.candidates
     assert candidates is not None, "views of a method that scores the order"
-    hidden, chosen = predicted_hidden(model, views), candidates.chosen.to(model.device)
+    hidden, chosen = prediction_hidden(model, views), candidates.chosen.to(model.device)
     targets = torch.zeros(len(hidden), dtype=torch.int64, device=model.device).index_put(
         (chosen,), views.targets.to(model.device)
     )

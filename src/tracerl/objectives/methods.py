@@ -33,7 +33,7 @@ from tracerl.objectives.plans import (
     blockwise_plan,
     concatenate_plans,
     coupled_plan,
-    masked_response_plan,
+    full_mask_plan,
     random_plan,
     scale_weights,
     segment_plan,
@@ -165,7 +165,7 @@ def plan_diffucoder(method: DiffuCoder, request: PlanRequest) -> Plan:
     both copies. Biased: as `random`; the weights make the sum no likelihood either.
     """
     pairs = mask_copies(request, coupled_plan, method.copies, method.noise, "inverse_t")
-    full = masked_response_plan(request.trajectory, 0.0, request.generator)
+    full = full_mask_plan(request.trajectory, 0.0, request.generator)
     return concatenate_plans(
         [scale_weights(full, 1 / 2), scale_weights(pairs, 1 / (2 * method.copies))]
     )
@@ -178,7 +178,7 @@ def plan_diffu_grpo(method: DiffuGrpo, request: PlanRequest) -> Plan:
     Departures: where attention is block-causal a block sees the clean blocks before it, so that the
     mean field is one per block. Biased: a mean field is not the likelihood of a sequence.
     """
-    return masked_response_plan(request.trajectory, method.prompt_masking, request.generator)
+    return full_mask_plan(request.trajectory, method.prompt_masking, request.generator)
 
 
 def plan_wd1(method: Wd1, request: PlanRequest) -> Plan:
@@ -189,7 +189,7 @@ def plan_wd1(method: Wd1, request: PlanRequest) -> Plan:
     paper's sum over the group, averaged over groups; the likelihood is divided by the length unless
     the reduction is `token` or `fixed`. Biased: as `diffu_grpo`.
     """
-    return masked_response_plan(request.trajectory, method.prompt_masking, request.generator)
+    return full_mask_plan(request.trajectory, method.prompt_masking, request.generator)
 
 
 def wd1_weights(advantages: Floats) -> Floats:

@@ -293,7 +293,7 @@ def blockwise_plan(
     )
 
 
-def masked_response_plan(
+def full_mask_plan(
     trajectory: Trajectory, prompt_rate: float, generator: np.random.Generator
 ) -> Plan:
     """One view of the wholly masked response after a prompt whose tokens are masked with

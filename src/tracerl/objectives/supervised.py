@@ -30,7 +30,7 @@ from tracerl.types import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Views:
+class _ExampleViews:
     """What an objective makes of an example."""
 
     plan: Callable[[Any, Trajectory, int, Family, np.random.Generator], Plan]
@@ -49,13 +49,15 @@ def make_plan(
     generator: np.random.Generator,
 ) -> Plan:
     """The views of an example. Fresh noise comes from the generator."""
-    return _VIEWS[type(objective)].plan(objective, trajectory, block_size, family, generator)
+    return _EXAMPLE_VIEWS[type(objective)].plan(
+        objective, trajectory, block_size, family, generator
+    )
 
 
 def num_tokens(objective: Objective, attention: Attention, block_size: int, length: int) -> int:
     """Tokens of the rows of an example of `length` tokens, at most: a canvas for each view, or,
     where attention is block-causal, one clean copy and the views behind it."""
-    views = _VIEWS[type(objective)]
+    views = _EXAMPLE_VIEWS[type(objective)]
     copies = views.num_views(objective, attention, block_size, length)
     if attention == "block_causal" and views.passes_clean_copy:
         copies += 1
@@ -155,10 +157,10 @@ def num_trace_views(attention: Attention, block_size: int, shrink: int, tokens: 
     return -(-(tokens if attention == "full" else block_size) // shrink)
 
 
-_VIEWS: dict[type[Section], _Views] = {
-    RandomObjective: _Views(plan=_random, num_views=_one_view),
-    SemiArObjective: _Views(plan=_semi_ar, num_views=_view_per_block),
-    TraceObjective: _Views(plan=_trace, num_views=_view_per_step),
-    ArObjective: _Views(plan=_ar, num_views=_one_view, passes_clean_copy=False),
-    AdaptObjective: _Views(plan=_adapt, num_views=_adapt_views),
+_EXAMPLE_VIEWS: dict[type[Section], _ExampleViews] = {
+    RandomObjective: _ExampleViews(plan=_random, num_views=_one_view),
+    SemiArObjective: _ExampleViews(plan=_semi_ar, num_views=_view_per_block),
+    TraceObjective: _ExampleViews(plan=_trace, num_views=_view_per_step),
+    ArObjective: _ExampleViews(plan=_ar, num_views=_one_view, passes_clean_copy=False),
+    AdaptObjective: _ExampleViews(plan=_adapt, num_views=_adapt_views),
 }

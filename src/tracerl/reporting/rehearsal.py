@@ -53,7 +53,7 @@ from tracerl.training.policy_update import check_rows
 from tracerl.training.rl import TaskPools, load_models, train_rl
 from tracerl.training.run_context import RunContext
 from tracerl.training.scratch import Workspace
-from tracerl.training.sft import train_sft, worked_trajectory
+from tracerl.training.sft import task_trajectory, train_sft
 from tracerl.training.traces import collect_solutions
 from tracerl.types import Task, Trajectory
 
@@ -374,7 +374,7 @@ class _Work:
         for name in settings.tasks:
             if data == "tasks":
                 tasks = self.tasks(name, "train")
-                examples[name] = [worked_trajectory(task, tokenizer) for task in tasks]
+                examples[name] = [task_trajectory(task, tokenizer) for task in tasks]
             else:
                 path = self.folder / "traces" / f"{name}.parquet"
                 examples[name] = read_trajectories(path, verdict="correct")

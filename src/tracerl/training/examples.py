@@ -7,7 +7,7 @@ from pathlib import Path
 from tracerl.errors import DataError
 from tracerl.models.tokenizer import Tokenizer
 from tracerl.store.files import read_tasks, read_trajectories
-from tracerl.training.sft import worked_trajectory
+from tracerl.training.sft import task_trajectory
 from tracerl.types import Trajectory
 
 
@@ -34,7 +34,7 @@ def _solutions(path: Path, tokenizer: Tokenizer) -> list[Trajectory]:
     examples = []
     for task in read_tasks(path):
         if task.split == "train" and task.solution:
-            examples.append(worked_trajectory(task, tokenizer))
+            examples.append(task_trajectory(task, tokenizer))
     return examples
 
 

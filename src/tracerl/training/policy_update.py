@@ -194,7 +194,7 @@ class PolicyUpdate:
             part = Batch(
                 trajectories=[parts.trajectories[i] for i in indices],
                 advantages=[parts.advantages[i] for i in indices],
-                unit_totals=_chosen(parts.unit_totals, indices),
+                unit_totals=_select_totals(parts.unit_totals, indices),
             )
             micro_batch = self._micro_batch(
                 part, [part_plans[i] for i in indices], divisor, counts, on_policy
@@ -354,5 +354,5 @@ class PolicyUpdate:
         return float(is_clipped.sum())
 
 
-def _chosen(totals: Sequence[float] | None, indices: Sequence[int]) -> list[float] | None:
+def _select_totals(totals: Sequence[float] | None, indices: Sequence[int]) -> list[float] | None:
     return None if totals is None else [totals[i] for i in indices]

@@ -37,7 +37,7 @@ from tracerl.training.trainer import StepStats, Trainer, pack_concatenated, pack
 from tracerl.types import Task, Trajectory
 
 
-def worked_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
+def task_trajectory(task: Task, tokenizer: Tokenizer) -> Trajectory:
     """A task's worked solution as a trajectory without a step map."""
     return solution_trajectory(task.prompt, task.solution, tokenizer)
 

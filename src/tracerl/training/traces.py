@@ -21,7 +21,7 @@ from tracerl.models.families import Family
 from tracerl.models.finite import nonfinite_error
 from tracerl.models.policy import Policy
 from tracerl.models.tokenizer import Tokenizer
-from tracerl.objectives.likelihood import predicted_logits
+from tracerl.objectives.likelihood import prediction_logits
 from tracerl.objectives.plans import MASKED, PREDICTED, VISIBLE, Plan, sampling_blocks
 from tracerl.objectives.views import build_views
 from tracerl.rewards.verify.verifier import Verdict
@@ -33,7 +33,7 @@ from tracerl.rollouts.responses import (
 )
 from tracerl.settings.training import Traces
 from tracerl.store.files import read_rollouts, write_rollouts
-from tracerl.training.sft import complete_last_block, worked_trajectory
+from tracerl.training.sft import complete_last_block, task_trajectory
 from tracerl.types import Rollout, Task, Trajectory
 
 
@@ -113,7 +113,7 @@ def collect_solutions(
         batch = shard[start : start + settings.batch_size]
         solutions = []
         for task in batch:
-            solution = worked_trajectory(task, tokenizer)
+            solution = task_trajectory(task, tokenizer)
             solutions.append(
                 complete_last_block(
                     solution, settings.block_size, tokenizer, model.family.attention
@@ -158,7 +158,7 @@ def order_by_preference(
         views = build_views(
             trajectories, plans, block_size, model.family, model.architecture.mask_id
         )
-        confidence = predicted_logits(model, views).softmax(-1).max(-1).values.cpu().numpy()
+        confidence = prediction_logits(model, views).softmax(-1).max(-1).values.cpu().numpy()
         if np.isnan(confidence).any():
             first = int(views.source[int(np.isnan(confidence).argmax())])
             raise nonfinite_error(
