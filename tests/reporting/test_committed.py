@@ -55,3 +55,11 @@ def test_without_a_committed_run_there_is_nothing_to_compare_with(tmp_path: Path
     assert describe(compare_with_commit(tmp_path)) == "There is no committed run to compare with."
     (tmp_path / "dvc.lock").write_text("schema: [")
     assert compare_with_commit(tmp_path) is None
+
+
+def test_without_git_there_is_nothing_to_compare_with(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compare_with_commit(project) is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compare_with_commit(project) is None
