@@ -148,11 +148,13 @@ def prepare_problems(source: Path, folder: Path) -> None:
 
 
 def run_pipeline(folder: Path) -> int:
-    """Exit status of the run's pipeline, which goes on from what is saved."""
+    """Exit status of the run's pipeline, which goes on from what is saved. One stage at a time:
+    each takes all cores, and two would not fit the memory."""
     path = os.pathsep.join([str(folder / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path.rstrip(os.pathsep)}
-    for command in (["-m", "flows.repro"], ["-m", "tracerl.cli", "summary"]):
-        status = subprocess.run([sys.executable, *command], cwd=folder, env=environment).returncode
+    summary = str(Path(sys.executable).with_name("tracerl"))
+    for command in ([sys.executable, "-m", "flows.repro", "--jobs", "1"], [summary, "summary"]):
+        status = subprocess.run(command, cwd=folder, env=environment).returncode
         if status:
             return status
     return 0

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from profiles.make import PROFILES
 from profiles.words import prepare_problems
 from tests.autoregressive import FREE_ID, write_autoregressive
-from tests.tiny_run import RunningStage, digests, run_stage, write_params
+from tests.tiny_run import ROOT, RunningStage, digests, run_stage, write_params
 from tracerl.errors import DataError
 from tracerl.models.checkpoint import load_checkpoint
 from tracerl.settings.defaults import resolve
@@ -72,6 +72,7 @@ def test_the_adapted_base_says_how_its_phases_went(adapted: Path) -> None:
     assert f"{metrics['loss']:.6g}" == rows[-1]["loss"]
 
 
+@pytest.mark.slow
 def test_an_adaptation_that_was_killed_ends_with_the_same_bytes(
     adapted: Path, tmp_path: Path
 ) -> None:
@@ -114,19 +115,29 @@ def steps_saved(folder: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_chain_runs_on_the_adapted_base(adapted: Path, tmp_path: Path) -> None:
-    """SFT masked and left to right, RL, and the evaluations, whose table has the origin too."""
+    """SFT masked and left to right, RL, the evaluations, whose table has the origin too, and the
+    checks and the report, which take all of them as data of a run."""
     folder = tmp_path / "run"
     shutil.copytree(adapted, folder)
+    shutil.copy(ROOT / "reports" / "baseline.json", folder / "reports")
     for command in (
         ("sft", "short"),
         ("sft", "ar"),
         ("rl", "short"),
+        ("traces",),
         ("evaluate", "origin"),
         ("evaluate", "ar"),
         ("evaluate", "rl-short"),
+        ("validate", "tasks"),
+        ("validate", "traces"),
+        ("validate", "rollouts"),
+        ("validate", "evals"),
+        ("report",),
     ):
         run_stage(folder, *command)
+    assert (folder / "reports" / "report.html").is_file()
     checkpoints = set()
     for path in (folder / "reports" / "metrics" / "evaluate").glob("*.json"):
         rows = json.loads(path.read_text())["rows"]
