@@ -6,6 +6,7 @@ module is imported, and the process that stages are forked from imports this fil
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -68,11 +69,26 @@ def write_params(folder: Path, params: dict[str, Any]) -> None:
     easy = [{"prompt": f"{i}?", "answer": "1", "solution": "1"} for i in range(120)]
     (folder / "easy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in easy))
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    from stages.runtime.code import write_code_lists
     from stages.runtime.params import write_stage_params
 
     write_stage_params(folder / "params.yaml", folder / "data" / "params")
-    write_code_lists(folder / "data" / "code")
+    write_code(folder / "data" / "code")
+
+
+def write_code(folder: Path) -> None:
+    """Writes what the stage `code` writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, text in code_lists().items():
+        (folder / f"{kind}.txt").write_text(text)
+
+
+@functools.cache
+def code_lists() -> dict[str, str]:
+    """The list of each kind of stage, made once: no test changes the code itself."""
+    from stages.runtime.code import code_list, stage_kinds
+
+    imports: dict[Path, list[Path]] = {}
+    return {kind: code_list(kind, imports=imports) for kind in stage_kinds()}
 
 
 def set_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,9 @@ def stage_kinds(source: Path = SOURCE) -> list[str]:
 
 def write_code_lists(folder: Path, source: Path = SOURCE) -> None:
     """Writes <kind>.txt for every stage module below `source`; a file that did not change stays."""
+    imports: dict[Path, list[Path]] = {}
     for kind in stage_kinds(source):
-        write_text(folder / f"{kind}.txt", code_list(kind, source))
+        write_text(folder / f"{kind}.txt", code_list(kind, source, imports))
 
 
 def check_code(kind: str) -> None:
@@ -52,18 +53,27 @@ def check_code(kind: str) -> None:
         )
 
 
-def code_list(kind: str, source: Path = SOURCE) -> str:
+def code_list(
+    kind: str, source: Path = SOURCE, imports: dict[Path, list[Path]] | None = None
+) -> str:
     """A line "SHA-256  path" for each file that `python -m stages.<kind>` runs or reads as a
-    resource, in the order of paths, relative to `source`."""
+    resource, in the order of paths, relative to `source`. imports: as in `stage_files`."""
     lines = []
-    for path in stage_files(kind, source):
+    for path in stage_files(kind, source, imports):
         lines.append(f"{file_sha256(path)}  {path.relative_to(source).as_posix()}\n")
     return "".join(lines)
 
 
-def stage_files(kind: str, source: Path = SOURCE) -> list[Path]:
+def stage_files(
+    kind: str, source: Path = SOURCE, imports: dict[Path, list[Path]] | None = None
+) -> list[Path]:
     """First-party files of a stage module: modules by import, and the files beside a module that
-    opens some."""
+    opens some.
+
+    imports: what each file imports, as far as other stages have been looked at; what is missing is
+    added. Reading the files is all of the time that this takes.
+    """
+    imports = {} if imports is None else imports
     files: set[Path] = set()
     waiting = _module_files(f"stages.{kind}", source)
     while waiting:
@@ -71,7 +81,9 @@ def stage_files(kind: str, source: Path = SOURCE) -> list[Path]:
         if file in files:
             continue
         files.add(file)
-        waiting += imported_files(file, source)
+        if file not in imports:
+            imports[file] = imported_files(file, source)
+        waiting += imports[file]
     return sorted(files)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from stages.runtime.code import write_code_lists
 from stages.runtime.curves import write_curve
 from stages.runtime.params import write_stage_params
+from tests.tiny_run import write_code
 from tracerl.disk import write_json, write_text
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.reporting.trace_viewer import Response
@@ -176,7 +176,7 @@ def write_run(root: Path, params: Params) -> None:
         yaml.safe_dump(params.model_dump(mode="json"), sort_keys=False)
     )
     write_stage_params(root / "params.yaml", root / "data" / "params")
-    write_code_lists(root / "data" / "code")
+    write_code(root / "data" / "code")
     (root / "data" / "checkpoints" / "base").mkdir(parents=True)
     character_tokenizer().save(root / "data" / "checkpoints" / "base")
     write_tasks(root / "data" / "tasks" / "mixed.parquet", make_tasks())
