@@ -254,6 +254,37 @@ def test_ids_steps_and_confidences_of_generation(models, folder, name):
             )
 
 
+@pytest.mark.parametrize("cache", ["none", "exact"])
+@pytest.mark.parametrize("name", [name for _, name in cases("edit_*.npz")])
+def test_ids_and_first_and_last_steps_of_editing(models, name, cache):
+    arrays, meta = case("llada2", name)
+    params = meta["params"]
+    model = model_for(models, "llada2", meta["kind"])
+    prompt = arrays["in_prompt"][0].tolist()
+    edit = {"threshold": params["editing_threshold"], "max_post_steps": params["max_post_steps"]}
+    settings = tiny_sampler(
+        remasking="dynamic",
+        block_size=params["block_length"],
+        steps_per_block=params["block_length"],
+        temperature=0.0,
+        max_new_tokens=params["gen_length"],
+        edit=edit,
+        cache=cache,
+    )
+    order = {"threshold": params["threshold"], "at_least": params["num_to_transfer"]}
+    settings = settings.model_copy(update={"order": settings.order.model_copy(update=order)})
+    [trajectory] = sample(model, [], [Request(prompt, 1)], settings)
+    response = slice(len(prompt), None)
+    assert trajectory.response_ids.tolist() == arrays["out_ids"][0][response].tolist()
+    first = arrays["out_unmask_step"][0][response] + 1
+    assert trajectory.step_map.tolist() == first.tolist()
+    last = arrays["out_last_edit_step"][0][response]
+    assert trajectory.edit_map is not None
+    assert trajectory.edit_map.tolist() == np.where(last < 0, 0, last + 1).tolist()
+    assert trajectory.num_denoising_forwards == len(arrays["out_update_block"])
+    assert (last >= 0).any()
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_published_directory_comes_back_and_remembers_its_attention(folder, tmp_path):
     """Tensors bit for bit, the config with at most one more key."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.tiny import MASK_ID, RULES, sharp_model, tiny_requests, tiny_sampler
+from tracerl.errors import DataError
 from tracerl.models.families import FAMILIES
 from tracerl.objectives.likelihood import token_and_order_logprobs, token_logprobs
 from tracerl.objectives.plans import segment_plan, trace_plan
@@ -136,6 +137,35 @@ def test_a_drawn_order_is_replayed_with_a_forced_choice_at_every_edge():
     np.testing.assert_allclose(order.numpy(), recorded, atol=1e-5)
     assert (order.numpy()[at_edge] == 0).all()
     assert np.std(recorded) > 0.3
+
+
+def test_replaced_tokens_depend_on_their_own_request_only_and_not_on_the_cache():
+    model = sharp_model("llada2", torch.float64)
+    requests = tiny_requests(PROMPT_LENGTHS)
+    edit = {"threshold": 0.2, "max_post_steps": 3}
+    batches = []
+    for cache in ("none", "exact"):
+        sampler = tiny_sampler("dynamic", cache, threshold=0.4, temperature=0.7, edit=edit)
+        batches.append(sample(model, END, requests, sampler))
+        [alone] = sample(model, END, requests[3:4], sampler)
+        assert_same(alone, batches[-1][3])
+    skipped = ("logprobs", "filtered_logprobs", "num_forwards")
+    num_edits = 0
+    for request, one, other in zip(requests, *batches, strict=True):
+        assert_same(one, other, without=skipped)
+        assert one.prompt_ids.tolist() == list(request.prompt_ids)
+        assert one.edit_map is not None
+        is_edited = one.edit_map > 0
+        assert (one.edit_map[is_edited] > one.step_map[is_edited]).all()
+        num_edits += int(is_edited.sum())
+    assert num_edits > 5
+
+
+@pytest.mark.parametrize("family", ["llada", "dream", "fast-dllm-v2"])
+def test_other_families_do_not_replace_tokens(family):
+    sampler = tiny_sampler(edit={"threshold": 0.2, "max_post_steps": 3})
+    with pytest.raises(DataError, match=r"sampler\.edit"):
+        sample(sharp_model(family), END, tiny_requests([3]), sampler)
 
 
 def test_sub_blocks_are_finished_from_left_to_right():

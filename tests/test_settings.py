@@ -234,6 +234,16 @@ def test_every_wrong_entry_is_reported_at_once():
         ("rl.short.sampler.temperature", 0.0, ["rl.short", "temperature"]),
         ("rl.short.sampler.guidance", 0.5, ["rl.short", "without guidance"]),
         (
+            "rl.short.sampler.edit",
+            {"threshold": 0.5, "max_post_steps": 4},
+            ["rl.short", "sampler.edit"],
+        ),
+        (
+            "traces.sampler.edit",
+            {"threshold": 0.5, "max_post_steps": 4},
+            ["traces", "sampler.edit"],
+        ),
+        (
             "rl.short.held_out.modes",
             {"slow": {"steps_per_block": 5}},
             ["rl.short", "held_out.modes.slow", "steps_per_block 5"],

@@ -83,6 +83,9 @@ class Trajectory:
     """Forward passes that chose tokens."""
     num_forwards: int = 0
     """All forward passes: with prefill, cache commits and the passes of guidance."""
+    edit_map: Ids | None = None
+    """int32 [R]: the 1-based step that last replaced each token, 0 for never; None unless the
+    sampler replaces tokens. The log-probabilities are those of the last replacement."""
     order_in_step: Ids | None = None
     """int32 [R]: of a drawn order (plackett_luce), the 1-based place of each token in its step."""
     order_logprobs: Floats | None = None

@@ -245,7 +245,15 @@ def settings_columns(settings: Sampler, model: "Policy | PreTrainedModel") -> di
     """The sampler's settings as columns of the store; None where the order or cache has no such
     key."""
     columns = settings.model_dump(
-        exclude={"block_size", "order", "cache", "max_rows", "cache_tokens", "max_prompt_tokens"}
+        exclude={
+            "block_size",
+            "order",
+            "cache",
+            "max_rows",
+            "cache_tokens",
+            "max_prompt_tokens",
+            "edit",
+        }
     )
     order = settings.order.model_dump()
     cache = settings.cache.model_dump()

@@ -109,7 +109,7 @@ def _leftmost(order: Section, candidates: Candidates, settings: Sampler) -> torc
 
 
 def _above_threshold(order: Dynamic, candidates: Candidates, settings: Sampler) -> torch.Tensor:
-    return (candidates.score > order.threshold) | (candidates.rank == 0)
+    return (candidates.score > order.threshold) | (candidates.rank < (order.at_least or 1))
 
 
 def _in_sub_block(order: SubBlocks, candidates: Candidates, settings: Sampler) -> torch.Tensor:

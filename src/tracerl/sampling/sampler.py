@@ -112,6 +112,15 @@ def _check(model: Policy, requests: Sequence[Request], settings: Sampler) -> Non
             wanted="exact or none: a block-causal family has an exact cache, so it needs no "
             "approximate one",
         )
+    if settings.edit is not None and (
+        model.family.attention == "full" or model.family.crosses_edges
+    ):
+        raise DataError(
+            "the model's sampler does not replace tokens",
+            where=f"sampler.edit, family {model.family.name}",
+            got=settings.edit,
+            wanted="null, or a block-causal family whose logits are not shifted",
+        )
     if needs_module(settings.order) and model.order is None:
         raise DataError(
             "the checkpoint has no order module",
@@ -222,6 +231,8 @@ class _Engine:
         ranking = self._ranking(draws, active)
         edge = int(self.model.family.crosses_edges)
         commit = choose(ranking, masked, step, self.settings, edge)
+        if self.settings.edit is not None:
+            commit |= self._edits(draws, active)
         if edge:
             # The next block's first token is alone; a schedule might never get to it.
             commit[:, -1] = masked[:, -1]
@@ -238,10 +249,19 @@ class _Engine:
             order_logprobs=others[3] if self.settings.order.is_drawn else None,
         )
 
+    def _edits(self, draws: TokenDraws, active: ActiveBlock) -> torch.Tensor:
+        """Committed tokens that the model would replace, bool [n, K]."""
+        edit = self.settings.edit
+        assert edit is not None
+        rows = np.arange(len(active.positions))[:, None]
+        at = active.positions.clip(max=self.slots.width - 1)
+        tokens, editable = self._to_device(self.slots.canvas[rows, at], active.editable)
+        return editable & (draws.tokens != tokens) & (draws.confidence > edit.threshold)
+
     def _check_finite(self, logprobs: npt.NDArray[np.float64], active: ActiveBlock) -> None:
         """Raises NonFiniteError, naming request, step and layer, if the logits of a masked position
         were not finite: then its log-probability is NaN."""
-        wrong = np.isnan(logprobs) & active.masked
+        wrong = np.isnan(logprobs) & (active.masked | active.editable)
         if not wrong.any():
             return
         slots = self.slots

@@ -44,10 +44,12 @@ class ActiveBlock:
     """Whether the target is masked and may be committed, bool [n, K]."""
     complete: Bools
     """Whether nothing of the block is masked, bool [n]."""
+    editable: Bools
+    """Whether the target is a committed token that may be replaced, bool [n, K]."""
     rows: Ints
-    """Row of each masked entry, row by row, int64 [T]."""
+    """Row of each entry that is masked or editable, row by row, int64 [T]."""
     columns: Ints
-    """Column of each masked entry, int64 [T]."""
+    """Column of each of these entries, int64 [T]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +111,14 @@ class Slots:
     def allocate(self, size: int) -> None:
         """Makes the tables of `size` rows."""
         self.size, shape = size, (size, self.width)
-        self.canvas, self.step_map, self.order_in_step = (
-            np.zeros(shape, dtype=np.int64) for _ in range(3)
+        self.canvas, self.step_map, self.edit_map, self.order_in_step = (
+            np.zeros(shape, dtype=np.int64) for _ in range(4)
         )
         self.logprobs, self.filtered_logprobs, self.order_logprobs = (
             np.zeros(shape, dtype=np.float32) for _ in range(3)
         )
         self.masked = np.zeros(shape, dtype=np.bool_)
-        columns = np.zeros((8, size), dtype=np.int64)
+        columns = np.zeros((10, size), dtype=np.int64)
         (
             self.request,
             self.key,
@@ -126,11 +128,14 @@ class Slots:
             self.num_steps,
             self.step_in_block,
             self.num_forwards,
+            self.post_steps,
+            self.num_changes,  # of the last step
         ) = columns
         scores = [self.logprobs, self.filtered_logprobs, self.order_logprobs]
         self._tables = [
             self.canvas,
             self.step_map,
+            self.edit_map,
             self.order_in_step,
             *scores,
             self.masked,
@@ -166,15 +171,27 @@ class Slots:
             targets = positions + 1
             masked = self._masked_at(targets)
             masked[:, -1] &= complete
-        rows, columns = masked.nonzero()
+        editable = self._editable(positions, inside)
+        rows, columns = (masked | editable).nonzero()
         return ActiveBlock(
             positions=positions,
             targets=targets,
             masked=masked,
             complete=complete,
+            editable=editable,
             rows=rows,
             columns=columns,
         )
+
+    def _editable(self, positions: Ints, masked: Bools) -> Bools:
+        """Which positions [n, K] of the active blocks hold tokens that may be replaced."""
+        edit = self.settings.edit
+        if edit is None:
+            return np.zeros_like(masked)
+        n = self.count
+        is_response = positions >= self.prompt_length[:n, None]
+        is_open = is_response & (positions < self.end[:n, None]) & ~masked
+        return np.asarray(is_open & (self.post_steps[:n, None] < edit.max_post_steps))
 
     def _masked_at(self, positions: Ints) -> Bools:
         """Whether positions [n, K] of the live rows are masked; False beyond the canvas."""
@@ -205,19 +222,24 @@ class Slots:
         """Writes down what a step committed; returns its rows and their positions. result: None of
         a step that only writes keys."""
         n = self.count
-        denoising = active.masked.any(1)
+        denoising = (active.masked | active.editable).any(1)
+        self.post_steps[:n] += active.complete & active.editable.any(1)
         self.num_steps[:n] += denoising
         self.step_in_block[:n] += denoising
         self.num_forwards[:n] += num_branches
+        self.num_changes[:n] = 0
         if result is None:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         commit = result.tokens >= 0
         rows, columns = commit.nonzero()
         at = rows, active.targets[rows, columns]
+        self.num_changes[:n] = commit.sum(1)
         self.canvas[at] = result.tokens[commit]
         self.logprobs[at] = result.logprobs[commit]
         self.filtered_logprobs[at] = result.filtered_logprobs[commit]
-        self.step_map[at] = self.num_steps[rows]
+        is_first = self.step_map[at] == 0
+        self.step_map[at] = np.where(is_first, self.num_steps[rows], self.step_map[at])
+        self.edit_map[at] = np.where(is_first, 0, self.num_steps[rows])
         self.masked[at] = False
         if result.order is not None and result.order_logprobs is not None:
             self.order_in_step[at] = result.order[commit]
@@ -234,7 +256,7 @@ class Slots:
         n = self.count
         inside = active.positions < self.end[:n, None]
         at = np.arange(n)[:, None], active.positions.clip(max=self.width - 1)
-        complete = ~(self.masked[at] & inside).any(1)
+        complete = ~(self.masked[at] & inside).any(1) & self._is_settled(active)
         is_end = np.isin(self.canvas[at], self.end_ids) & (self.step_map[at] > 0)
         ended = np.asarray((is_end & inside).any(1))
         done = complete & (ended | (self.start[:n] + self.block_size >= self.end[:n]))
@@ -243,7 +265,23 @@ class Slots:
             moving &= active.complete
         self.start[:n] += moving * self.block_size
         self.step_in_block[:n][moving] = 0
+        self.post_steps[:n][moving] = 0
         return [(int(row), bool(ended[row])) for row in done.nonzero()[0]]
+
+    def _is_settled(self, active: ActiveBlock) -> Bools:
+        """Whether rows, bool [n], will replace no more tokens of their block: its last pass began
+        without masks and changed nothing, or was the last that may.
+
+        Where a cache keeps the keys of that pass, it must have changed nothing.
+        """
+        edit = self.settings.edit
+        if edit is None:
+            return np.ones(self.count, dtype=np.bool_)
+        n = self.count
+        is_over = self.num_changes[:n] == 0
+        if not self.cache.shares_prompts:
+            is_over |= self.post_steps[:n] >= edit.max_post_steps
+        return np.asarray(active.complete & is_over)
 
     def trajectory(self, row: int, ended: bool) -> Trajectory:
         """What a finished row holds."""
@@ -268,6 +306,9 @@ class Slots:
             stop_reason="end" if ended else "length",
             num_denoising_forwards=int(self.num_steps[row]),
             num_forwards=int(self.num_forwards[row]),
+            edit_map=None
+            if self.settings.edit is None
+            else self.edit_map[row, response].astype(np.int32),
             order_in_step=order,
             order_logprobs=order_logprobs,
         )

@@ -218,6 +218,11 @@ class RlRound(Section):
                 "RL on filtered samples is off-policy: set sampler.top_k to 0 and sampler.top_p to "
                 "1.0, or allow_filtered to true"
             )
+        if self.sampler.edit is not None:
+            raise ValueError(
+                "RL scores each token at the step that committed it, and replays no replaced "
+                "tokens: set sampler.edit to null"
+            )
         if self.sampler.guidance:
             raise ValueError("RL scores responses without guidance: set sampler.guidance to 0.0")
         if self.sampler.temperature <= 0:

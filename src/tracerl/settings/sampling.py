@@ -41,12 +41,14 @@ class Sequential(_Order):
 
 
 class Dynamic(_Order):
-    """Every position whose confidence exceeds a threshold, at least the most confident one."""
+    """Every position whose confidence exceeds a threshold, at least the most confident ones."""
 
     kind: Literal["dynamic"]
     """Name of the order."""
     threshold: float
     """Confidence to exceed: a probability, or nats for confidence neg_entropy."""
+    at_least: int | None = Field(default=None, gt=0, exclude_if=lambda x: x is None)
+    """Positions that are committed whatever their confidence, null for one."""
 
 
 class SubBlocks(_Order):
@@ -171,6 +173,15 @@ class Window(_Approximate):
 Cache = Annotated[NoCache | Exact | Prefix | Dual | Window, Field(discriminator="kind")]
 
 
+class Edit(Section):
+    """Committed tokens of the active block may still be replaced (LLaDA 2.1)."""
+
+    threshold: float = Field(ge=0.0, le=1.0)
+    """A token is replaced where the model draws another one with a confidence above this."""
+    max_post_steps: int = Positive
+    """Steps at most that go on replacing after the last mask of a block is gone."""
+
+
 class Sampler(Section):
     """How responses are sampled."""
 
@@ -207,6 +218,8 @@ class Sampler(Section):
     cache_tokens: int | None = Field(gt=0)
     """Positions that a cache holds over all rows, null for max_rows of the longest request. With
     fewer, fewer rows are sampled at once; the responses are the same."""
+    edit: Edit | None = Field(default=None, exclude_if=lambda x: x is None)
+    """Replaces committed tokens, in evaluations and chat of block-causal models; null for never."""
 
     @property
     def filters(self) -> bool:
@@ -246,6 +259,13 @@ class Sampler(Section):
             raise ValueError(
                 "at temperature 0 the most likely token is taken: top_k, top_p and confidence "
                 "'tempered' or 'filtered' have no effect"
+            )
+        if self.edit is not None and (
+            self.order.is_drawn or self.confidence_source in ("margin", "neg_entropy")
+        ):
+            raise ValueError(
+                "edit compares the probability of another token: it goes neither with a drawn "
+                "order nor with confidence 'margin' or 'neg_entropy'"
             )
         if self.confidence == "filtered" and (self.top_k == 1 or not self.filters):
             raise ValueError(
@@ -296,6 +316,8 @@ class SamplerChanges(Section):
     cache: Cache | None = None
     """A whole cache."""
     max_rows: int | None = Field(default=None, gt=0)
+    """As in the sampler."""
+    edit: Edit | None = Field(default=None, exclude_if=lambda x: x is None)
     """As in the sampler."""
 
     def apply(self, sampler: Sampler) -> Sampler:

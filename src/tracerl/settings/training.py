@@ -378,4 +378,9 @@ class Traces(Section):
             raise ValueError(
                 f"step_tokens {self.step_tokens} is not a multiple of pick {self.pick}"
             )
+        if self.sampler.edit is not None:
+            raise ValueError(
+                "a trace says at which step each token was committed, and replays no replaced "
+                "tokens: set sampler.edit to null"
+            )
         return self
