@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tracerl.models.policy import Policy
     from tracerl.models.tokenizer import Tokenizer
     from tracerl.reporting.summary import Row, SeedColumn
+    from tracerl.rewards.judges.questions import Judge
     from tracerl.settings.params import Params
     from tracerl.settings.sampling import Sampler
 
@@ -198,17 +199,17 @@ def _answer(connection: Any, query: str) -> "pa.Table":
     from tracerl.store.catalog import answer
 
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(answer, connection, query)
+        future = pool.submit(answer, connection, query)
         try:
-            if wait([asked], timeout=1.0).not_done and sys.stderr.isatty():
-                _show_progress(connection, asked)
-            return asked.result()
+            if wait([future], timeout=1.0).not_done and sys.stderr.isatty():
+                _show_progress(connection, future)
+            return future.result()
         except KeyboardInterrupt:
             connection.interrupt()
             raise DataError("the query was stopped", got=query) from None
 
 
-def _show_progress(connection: Any, asked: Any) -> None:
+def _show_progress(connection: Any, future: Any) -> None:
     from concurrent.futures import wait
 
     from rich.progress import (
@@ -222,7 +223,7 @@ def _show_progress(connection: Any, asked: Any) -> None:
     columns = (TextColumn("query"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
         task = progress.add_task("query", total=None)
-        while wait([asked], timeout=0.2).not_done:
+        while wait([future], timeout=0.2).not_done:
             percent = float(connection.query_progress())
             progress.update(task, total=100.0 if percent > 0 else None, completed=max(percent, 0.0))
 
@@ -689,29 +690,32 @@ def generate(  # noqa: PLR0913 (an argument for each option)
     from tracerl.evaluation import generate as library
     from tracerl.models.checkpoint import policy_hash
 
-    loaded, tokenizer = _load(model, device)
-    settings = _settings(loaded, params, sampler, set_)
+    policy, tokenizer = _load(model, device)
+    settings = _settings(policy, params, sampler, set_)
     rows = library.read_prompts(prompts, tokenizer, settings, template)
     _say(_settings_line(settings), error=True)
+    run = library.GenerateRun(
+        prompts=rows,
+        settings=settings,
+        num_samples=num_samples,
+        seed=seed,
+        policy_hash=policy_hash(policy),
+        out=out,
+        part_size=save_every,
+    )
     with tqdm(total=len(rows) * num_samples, unit=" responses", dynamic_ncols=True) as bar:
-        table = library.generate(
-            loaded,
-            tokenizer,
-            library.GenerateRun(
-                prompts=rows,
-                settings=settings,
-                num_samples=num_samples,
-                seed=seed,
-                policy_hash=policy_hash(loaded),
-                out=out,
-                part_size=save_every,
-            ),
-            lambda n: bar.update(n) and None,
-        )
-    ended = table["stop_reason"].to_pylist().count("end")
-    tokens, passes = sum(table["num_tokens"].to_pylist()), sum(table["num_forwards"].to_pylist())
-    per = f"{tokens / table.num_rows:.1f} tokens each, {tokens / passes:.2f} tokens per forward"
-    _say(f"{out}: {table.num_rows} responses, {ended} ended, {per}")
+        table = library.generate(policy, tokenizer, run, lambda n: bar.update(n) and None)
+    _say(f"{out}: {_response_counts(table)}")
+
+
+def _response_counts(table: "pa.Table") -> str:
+    """What `generate` says of its responses."""
+    num_ended = table["stop_reason"].to_pylist().count("end")
+    num_tokens = sum(table["num_tokens"].to_pylist())
+    length = num_tokens / table.num_rows
+    per_forward = num_tokens / sum(table["num_forwards"].to_pylist())
+    counts = f"{table.num_rows} responses, {num_ended} ended"
+    return f"{counts}, {length:.1f} tokens each, {per_forward:.2f} tokens per forward"
 
 
 @app.command()
@@ -734,8 +738,8 @@ def chat(
 
     from tracerl.reporting.chat import HELP, converse
 
-    loaded, tokenizer = _load(model, device)
-    settings = _settings(loaded, params, sampler, set_)
+    policy, tokenizer = _load(model, device)
+    settings = _settings(policy, params, sampler, set_)
     terminal = Console(markup=False, emoji=False)
     terminal.print(_settings_line(settings), style="dim", highlight=False)
     terminal.print(HELP, style="dim", highlight=False)
@@ -746,7 +750,7 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             return None
 
-    converse(loaded, tokenizer, settings, seed, terminal, read)
+    converse(policy, tokenizer, settings, seed, terminal, read)
 
 
 @app.command()
@@ -785,7 +789,21 @@ def judge(  # noqa: PLR0913 (an argument for each option)
       judge qwen --prompt "Write a haiku." --rubric "Five, seven and five syllables." --response "An
       old silent pond..."
     """
-    from tracerl.rewards.judges.kinds import make_judge, trial
+    from tracerl.rewards.judges.kinds import trial
+
+    ask = _make_judge(name, params, root)
+    rows = trial(ask, kind, prompt, response, separator or [], answer, rubric)
+    heading = "step" if separator else "response"
+    table = new_table([heading, "score", "undecided because"], [False, True, False])
+    for text, opinion in rows:
+        score = "" if opinion.score is None else f"{opinion.score:+.2f}"
+        table.add_row(readable(text.strip()), score, readable(opinion.reason))
+    console().print(table)
+
+
+def _make_judge(name: str, params: Path, root: Path) -> "Judge":
+    """A judge of a params file, with its key from the environment."""
+    from tracerl.rewards.judges.kinds import make_judge
     from tracerl.settings.params import load_params
 
     run = load_params(params)
@@ -799,25 +817,7 @@ def judge(  # noqa: PLR0913 (an argument for each option)
         )
     variable = judges[name].key_variable
     key = None if variable is None else os.environ.get(variable)
-    rows = trial(
-        make_judge(name, judges[name], root, run.compute, key),
-        kind,
-        prompt,
-        response,
-        separator or [],
-        answer,
-        rubric,
-    )
-    table = new_table(
-        ["step" if separator else "response", "score", "undecided because"], [False, True, False]
-    )
-    for text, given in rows:
-        table.add_row(
-            readable(text.strip()),
-            "" if given.score is None else f"{given.score:+.2f}",
-            readable(given.reason),
-        )
-    console().print(table)
+    return make_judge(name, judges[name], root, run.compute, key)
 
 
 @app.command()
@@ -859,14 +859,16 @@ def compare(
     for row in rows:
         low, high = 100 * row["ci_low"], 100 * row["ci_high"]
         difference = f"{100 * row['difference']:+.1f}% [{low:+.1f}, {high:+.1f}]"
-        shares = (f"{100 * row[side]:.1f}%" for side in ("first", "second"))
         table.add_row(
             str(row["benchmark"]),
             str(row["remasking"]),
             str(row["num_problems"]),
-            *shares,
+            f"{100 * row['first']:.1f}%",
+            f"{100 * row['second']:.1f}%",
             difference,
-            *(str(row[name]) for name in ("won", "lost", "tied")),
+            str(row["won"]),
+            str(row["lost"]),
+            str(row["tied"]),
         )
     console().print(table)
     if unpaired := sum(row["unpaired"] for row in rows):
@@ -981,6 +983,8 @@ def _settings(
 
 
 def _settings_line(settings: "Sampler") -> str:
-    return ", ".join(
-        f"{key} {value}" for key, value in settings.model_dump().items() if value not in (None, "")
-    )
+    words = []
+    for key, value in settings.model_dump().items():
+        if value not in (None, ""):
+            words.append(f"{key} {value}")
+    return ", ".join(words)

@@ -12,6 +12,7 @@ Ranks exchange their own Python objects over the process group of the launcher t
 
 import atexit
 import ctypes
+import itertools
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ def all_gather(items: list[Item]) -> list[Item]:
 
     parts: list[Any] = [None] * size()
     dist.all_gather_object(parts, items)
-    return [item for part in parts for item in part]
+    return list(itertools.chain.from_iterable(parts))
 
 
 def all_reduce_sum(values: Mapping[str, float]) -> dict[str, float]:

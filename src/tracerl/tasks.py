@@ -16,6 +16,7 @@ judge.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -117,17 +118,15 @@ def _require_full(counts: dict[str, int], sizes: dict[str, int], where: str) -> 
 def make_task_sets(settings: Tasks, seed: int, root: Path) -> dict[str, list[Task]]:
     """Every task set of the params. Checks that no problem is in one set's train split and
     another's test split."""
-    sets = {
-        name: make_task_set(name, task_set, settings.held_out, seed, root)
-        for name, task_set in settings.sets.items()
-    }
-    train = {task.prompt for tasks in sets.values() for task in tasks if task.split == "train"}
-    leaked = [
-        task.task_id
-        for tasks in sets.values()
-        for task in tasks
-        if task.split == "test" and task.prompt in train
-    ]
+    sets = {}
+    for name, task_set in settings.sets.items():
+        sets[name] = make_task_set(name, task_set, settings.held_out, seed, root)
+    tasks = list(itertools.chain.from_iterable(sets.values()))
+    train = {task.prompt for task in tasks if task.split == "train"}
+    leaked = []
+    for task in tasks:
+        if task.split == "test" and task.prompt in train:
+            leaked.append(task.task_id)
     if leaked:
         raise DataError(
             "problems are in a train and in a test split",

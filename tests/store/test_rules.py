@@ -9,7 +9,7 @@ from tests.store.crafted import BREAKS, BREAKS_AT_A_BOUND, VOCAB_SIZE, as_table,
 from tracerl.errors import DataError
 from tracerl.store import parquet
 from tracerl.store.parquet import write_parquet
-from tracerl.store.rules import RULES, broken_rules, derived, require_rules
+from tracerl.store.rules import RULES, add_token_columns, broken_rules, require_rules
 
 CASES = [(table, rule.name) for table, rules in RULES.items() for rule in rules]
 ID = {"tasks": "task_id", "rollouts": "rollout_id"}
@@ -93,7 +93,7 @@ def test_derived_columns_follow_the_grid(prompt, block_size, steps, distinct, in
         "step_map": steps,
     }
     other = sound("rollouts")[1]
-    table = derived(as_table("rollouts", [other, row, other]))
+    table = add_token_columns(as_table("rollouts", [other, row, other]))
     assert table["distinct_steps"].to_pylist() == [other["num_steps"], distinct, other["num_steps"]]
     assert table["steps_in_blocks"].to_pylist() == [True, inside, True]
 
@@ -108,7 +108,7 @@ def test_derived_extremes_are_those_of_the_lists():
         "logprobs": [-1.0, float("nan"), 0.5],
     }
     none = {**row, "prompt_ids": [9], "response_ids": [], "step_map": [], "logprobs": []}
-    table = derived(as_table("rollouts", [none, odd, none])).select(
+    table = add_token_columns(as_table("rollouts", [none, odd, none])).select(
         ["lowest_id", "highest_id", "lowest_step", "highest_step"]
     )
     assert [tuple(one.values()) for one in table.to_pylist()] == [
@@ -116,7 +116,9 @@ def test_derived_extremes_are_those_of_the_lists():
         (3, 7, 1, 2_000_000_000),
         (9, 9, None, None),
     ]
-    highest = derived(as_table("rollouts", [none, odd, row]))["highest_logprob"].to_pylist()
+    highest = add_token_columns(as_table("rollouts", [none, odd, row]))[
+        "highest_logprob"
+    ].to_pylist()
     assert highest[0] is None
     assert highest[1] != highest[1]
     assert highest[2] == max(row["logprobs"])
@@ -124,9 +126,9 @@ def test_derived_extremes_are_those_of_the_lists():
 
 def test_slices_do_not_change_what_is_derived(monkeypatch):
     rows = as_table("rollouts", sound("rollouts"))
-    whole = derived(rows)
+    whole = add_token_columns(rows)
     monkeypatch.setattr("tracerl.store.rules._SLICE", 3)
-    assert derived(rows).equals(whole)
+    assert add_token_columns(rows).equals(whole)
 
 
 def test_crafted_rows_have_a_folder(tmp_path: Path):

@@ -33,7 +33,8 @@ def compare_evaluations(
         shared = sorted(ours[place].keys() & theirs[place].keys())
         if not shared:
             continue
-        a, b = (np.array([side[place][task] for task in shared]) for side in (ours, theirs))
+        a = np.array([ours[place][task] for task in shared])
+        b = np.array([theirs[place][task] for task in shared])
         rows.append(
             {
                 "benchmark": place[0],
@@ -84,7 +85,7 @@ def _scores(folder: Path) -> Scores:
         found.setdefault((row["task_set"], mode), {}).setdefault(row["task_id"], []).append(
             row["verdict"] == "correct"
         )
-    return {
-        place: {task: sum(marks) / len(marks) for task, marks in tasks.items()}
-        for place, tasks in found.items()
-    }
+    rates = {}
+    for place, tasks in found.items():
+        rates[place] = {task: sum(marks) / len(marks) for task, marks in tasks.items()}
+    return rates

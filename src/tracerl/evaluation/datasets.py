@@ -450,7 +450,9 @@ def _long_cot(row: Mapping[str, Any]) -> dict[str, Any]:
     """OpenThoughts: a conversation whose answer holds the long chain of thought; its last boxed
     answer is what is verified."""
     turns = row.get("conversations") or row.get("messages") or []
-    texts = [turn.get("value") or turn.get("content") or "" for turn in turns]
+    texts = []
+    for turn in turns:
+        texts.append(turn.get("value") or turn.get("content") or "")
     problem, reply = (texts[0], texts[1]) if len(texts) >= 2 else (row["problem"], row["solution"])
     reply = reply.replace("<|begin_of_thought|>", "<think>").replace(
         "<|end_of_thought|>", "</think>"
@@ -474,7 +476,7 @@ def _spec(**fields: Any) -> str:
 
 
 def _call_test(arguments: list[Any], expected: Any) -> dict[str, Any]:
-    return {"args": [encode(item) for item in arguments], "expected": encode(expected)}
+    return {"args": list(map(encode, arguments)), "expected": encode(expected)}
 
 
 def _humaneval(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -794,13 +796,15 @@ def _pytest_names(tree: ast.Module) -> set[str]:
 
 
 def _imports_solution(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import) and any(alias.name == "solution" for alias in node.names):
-        raise DoesNotFitError("the tests import solution as a module")
-    if not isinstance(node, ast.ImportFrom) or node.module != "solution":
+    if not isinstance(node, ast.Import | ast.ImportFrom):
         return False
-    if any(alias.asname not in (None, alias.name) for alias in node.names):
-        raise DoesNotFitError("the tests rename what they import from solution")
-    return True
+    from_solution = isinstance(node, ast.ImportFrom) and node.module == "solution"
+    for alias in node.names:
+        if isinstance(node, ast.Import) and alias.name == "solution":
+            raise DoesNotFitError("the tests import solution as a module")
+        if from_solution and alias.asname not in (None, alias.name):
+            raise DoesNotFitError("the tests rename what they import from solution")
+    return from_solution
 
 
 def _is_test(function: ast.FunctionDef) -> bool:

@@ -1,6 +1,7 @@
 """Evaluate a policy: sample held-out problems in each decoding mode, store every response, return
 the metrics. A killed evaluation goes on from its last saved batch."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,8 @@ class EvaluationPlan:
     @property
     def kinds(self) -> set[str]:
         """Kinds of the problems: which verifiers judge them."""
-        return {task.kind for tasks in self.problems.values() for task in tasks}
+        tasks = itertools.chain.from_iterable(self.problems.values())
+        return {task.kind for task in tasks}
 
     @property
     def num_responses(self) -> int:

@@ -7,6 +7,7 @@ or a file of another run are refused, neither mixed nor overwritten.
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,8 +95,10 @@ def sampler_of(params: Params, place: str, where: str) -> Sampler:
     Raises ParamsError naming the places there are.
     """
     places = {"traces": params.traces.sampler}
-    places |= {f"rl.{name}": section.sampler for name, section in params.rl.items()}
-    places |= {f"evaluate.{name}": section.sampler for name, section in params.evaluate.items()}
+    for name, rl in params.rl.items():
+        places[f"rl.{name}"] = rl.sampler
+    for name, evaluation in params.evaluate.items():
+        places[f"evaluate.{name}"] = evaluation.sampler
     if place not in places:
         raise ParamsError(
             "no sampler section of this name", where=where, got=place, wanted=", ".join(places)
@@ -256,11 +259,11 @@ def generate(
     Raises DataError, before anything is sampled, if `out` is no file to write or holds something
     else, or if parts of another run lie in the way.
     """
-    finished = _finished(run)
-    pairs = [(p, s) for p in range(len(run.prompts)) for s in range(run.num_samples)]
-    if finished is not None:
+    output = _read_output(run)
+    pairs = list(itertools.product(range(len(run.prompts)), range(run.num_samples)))
+    if output is not None:
         on_done(len(pairs))
-        return finished
+        return output
     columns = settings_columns(run.settings, model)
     record = json.dumps({**columns, "block_size": run.settings.block_size}, sort_keys=True)
     metadata = {_RUN_KEY: run.name.encode(), _SETTINGS_KEY: record.encode()}
@@ -287,7 +290,7 @@ def generate(
     return table
 
 
-def _finished(run: GenerateRun) -> pa.Table | None:
+def _read_output(run: GenerateRun) -> pa.Table | None:
     """The rows of `out` if this run has written it already, None if there is no such file.
 
     Raises DataError if it cannot be written or is of another run.

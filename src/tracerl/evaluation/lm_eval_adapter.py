@@ -49,13 +49,12 @@ class TracerlLM(LM):  # type: ignore[misc]
                 Request(encode(context), key_for(self.seed, "lm-eval", context, repeats[context]))
             )
         trajectories = sample(self.model.eval(), self.tokenizer.end_ids, made, self.sampler, None)
-        texts = [
-            self.tokenizer.decode(t.response_ids[: t.num_tokens].tolist()) for t in trajectories
-        ]
-        return [
-            _cut(text, request.args[1].get("until", ()))
-            for text, request in zip(texts, requests, strict=True)
-        ]
+        responses = []
+        for trajectory, request in zip(trajectories, requests, strict=True):
+            ids = trajectory.response_ids[: trajectory.num_tokens]
+            text = self.tokenizer.decode(ids.tolist())
+            responses.append(_cut(text, request.args[1].get("until", ())))
+        return responses
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
         """Refused; see the module's head."""

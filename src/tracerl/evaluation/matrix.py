@@ -20,11 +20,11 @@ def make_evaluation_plan(
         test = held_out_tasks(tasks[task_set], f"{stage}: {task_set}")
         problems[task_set] = test[: params.evaluation.num_problems]
     modes = samplers_of(params.evaluation.modes, settings.sampler, "evaluation.modes")
-    num_samples = {}
+    num_samples: dict[str, dict[str, int]] = {}
     for task_set in problems:
-        num_samples[task_set] = {
-            mode: params.evaluation.samples_of(task_set, mode) for mode in modes
-        }
+        num_samples[task_set] = {}
+        for mode in modes:
+            num_samples[task_set][mode] = params.evaluation.samples_of(task_set, mode)
     return EvaluationPlan(
         stage=stage,
         problems=problems,

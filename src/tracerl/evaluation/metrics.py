@@ -23,36 +23,35 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
     every problem has k responses, `program_timeout` and the like where programs were judged: the
     share of responses of which a test ended in that way. They show a model that attacks its judge.
     """
-    column = {
-        name: rollouts[name].to_numpy()
-        for name in ("task_id", "verdict", "num_tokens", "stop_reason")
-    }
-    forwards = {
-        name: int(rollouts[name].to_numpy().sum())
-        for name in ("num_denoising_forwards", "num_forwards")
-    }
-    _, problem, counts = np.unique(column["task_id"], return_inverse=True, return_counts=True)
-    scores = np.bincount(problem, weights=column["verdict"] == "correct") / counts
+    verdicts = rollouts["verdict"].to_numpy()
+    num_tokens = rollouts["num_tokens"].to_numpy()
+    stop_reasons = rollouts["stop_reason"].to_numpy()
+    num_denoising_forwards = int(rollouts["num_denoising_forwards"].to_numpy().sum())
+    num_forwards = int(rollouts["num_forwards"].to_numpy().sum())
+    _, problem, counts = np.unique(
+        rollouts["task_id"].to_numpy(), return_inverse=True, return_counts=True
+    )
+    scores = np.bincount(problem, weights=verdicts == "correct") / counts
     low, high = bootstrap_interval(scores, num_resamples, seed)
-    tokens = int(column["num_tokens"].sum())
-    is_empty = (column["stop_reason"] == "end") & (column["num_tokens"] == 1)
-    correct = np.bincount(problem, weights=column["verdict"] == "correct").astype(np.int64)
+    tokens = int(num_tokens.sum())
+    is_empty = (stop_reasons == "end") & (num_tokens == 1)
+    correct = np.bincount(problem, weights=verdicts == "correct").astype(np.int64)
+    at_k = {}
+    for k in _powers_of_two(int(counts.min())):
+        at_k[f"pass_at_{k}"] = float(pass_at_k(counts, correct, k).mean())
     return {
         "num_problems": len(scores),
         "num_responses": len(problem),
         "accuracy": float(scores.mean()),
         "ci_low": low,
         "ci_high": high,
-        "undecided": int((column["verdict"] == "undecided").sum()),
-        "tokens_per_step": tokens / max(forwards["num_denoising_forwards"], 1),
-        "tokens_per_forward": tokens / max(forwards["num_forwards"], 1),
+        "undecided": int((verdicts == "undecided").sum()),
+        "tokens_per_step": tokens / max(num_denoising_forwards, 1),
+        "tokens_per_forward": tokens / max(num_forwards, 1),
         "mean_length": tokens / len(problem),
-        "truncation_rate": float((column["stop_reason"] == "length").mean()),
+        "truncation_rate": float((stop_reasons == "length").mean()),
         "empty_rate": float(is_empty.mean()),
-        **{
-            f"pass_at_{k}": float(pass_at_k(counts, correct, k).mean())
-            for k in _powers_of_two(int(counts.min()))
-        },
+        **at_k,
         **_program_ends(rollouts["detail"].to_pylist()),
     }
 
@@ -60,13 +59,17 @@ def summarise(rollouts: pa.Table, num_resamples: int, seed: int) -> dict[str, fl
 def _program_ends(details: list[str]) -> dict[str, float]:
     """Of responses whose detail is "sandbox: verdict verdict ...", the share that holds each
     verdict which no honest program gets often."""
-    said = [set(detail.partition(": ")[2].split()) for detail in details]
-    judged = [words for words in said if words and words <= _VERDICTS]
-    return {
-        f"program_{end}": sum(end in words for words in judged) / len(judged)
-        for end in _ODD
-        if judged
-    }
+    num_judged = 0
+    num_with = dict.fromkeys(_ODD, 0)
+    for detail in details:
+        verdicts = set(detail.partition(": ")[2].split())
+        if verdicts and verdicts <= _VERDICTS:
+            num_judged += 1
+            for end in _ODD:
+                num_with[end] += end in verdicts
+    if not num_judged:
+        return {}
+    return {f"program_{end}": count / num_judged for end, count in num_with.items()}
 
 
 def pass_at_k(

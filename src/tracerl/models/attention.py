@@ -154,7 +154,9 @@ def attend(
     if isinstance(prepared, Prefix):
         from flash_attn import flash_attn_with_kvcache
 
-        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        query = query.transpose(1, 2)
+        key = key.transpose(1, 2)
+        value = value.transpose(1, 2)
         seen: torch.Tensor = flash_attn_with_kvcache(
             query, key, value, cache_seqlens=prepared.lengths, causal=False
         )

@@ -6,7 +6,7 @@ weights are safetensors, and complete.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,21 +57,7 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
     config = read_config(directory)
     kind = getattr(transformers, AUTOREGRESSIVE[config["model_type"]])
     tokenizer = load_tokenizer(directory, NO_MASK)
-    if tokenizer.mask_id != NO_MASK:
-        raise CheckpointError(
-            "an autoregressive model with a mask token: a diffusion model that is not supported",
-            where=str(directory),
-            got=f"{kind.__name__}, mask {tokenizer.names['mask_token']!r}",
-            wanted="no mask_token in the tokenizer's files",
-            do="docs/models.md lists the diffusion models that can be loaded",
-        )
-    if config.get("quantization_config") is not None:
-        raise CheckpointError(
-            "quantised weights are not supported",
-            where=str(directory / "config.json"),
-            got={"quantization_config": config["quantization_config"]},
-            do="use the checkpoint that is not quantised",
-        )
+    _require_supported(directory, config, kind.__name__, tokenizer)
     shards_of(directory)  # refuses links out of the directory, and two sets of weights
     dtype = (
         stored_dtype(config, directory)
@@ -79,7 +65,7 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
         else getattr(torch, compute.dtype)
     )
     try:
-        model, told = kind.from_pretrained(
+        model, report = kind.from_pretrained(
             directory,
             local_files_only=True,
             use_safetensors=True,
@@ -93,11 +79,10 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
             got=error,
             wanted="config.json and complete safetensors",
         ) from error
-    wrong = {
-        key: sorted(map(str, told[key]))
-        for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        if told.get(key)
-    }
+    wrong = {}
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report.get(key):
+            wrong[key] = sorted(map(str, report[key]))
     if wrong:
         raise CheckpointError("tensors do not fit the config", where=str(directory), got=wrong)
     weight = first_nonfinite_weight(model)
@@ -110,6 +95,28 @@ def load_baseline(directory: Path, compute: Compute) -> "tuple[PreTrainedModel, 
             do="copy or download the files again",
         )
     return model.eval().to(device_of(compute)), tokenizer
+
+
+def _require_supported(
+    directory: Path, config: Mapping[str, Any], class_name: str, tokenizer: Tokenizer
+) -> None:
+    """Raises CheckpointError for a diffusion model under an autoregressive model's type, and for
+    quantised weights."""
+    if tokenizer.mask_id != NO_MASK:
+        raise CheckpointError(
+            "an autoregressive model with a mask token: a diffusion model that is not supported",
+            where=str(directory),
+            got=f"{class_name}, mask {tokenizer.names['mask_token']!r}",
+            wanted="no mask_token in the tokenizer's files",
+            do="docs/models.md lists the diffusion models that can be loaded",
+        )
+    if config.get("quantization_config") is not None:
+        raise CheckpointError(
+            "quantised weights are not supported",
+            where=str(directory / "config.json"),
+            got={"quantization_config": config["quantization_config"]},
+            do="use the checkpoint that is not quantised",
+        )
 
 
 def pad_left(

@@ -80,7 +80,7 @@ class ChatTemplate:
 def _start() -> subprocess.Popen[str]:
     environment = {
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": ":".join(path for path in sys.path if path),
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
     }
     return subprocess.Popen(
         [sys.executable, "-c", _COMMAND],

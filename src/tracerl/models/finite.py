@@ -67,9 +67,12 @@ def _first_nonfinite_layer(policy: Policy, input_ids: torch.Tensor, layout: Layo
         return check
 
     watched: list[tuple[str, nn.Module]] = [("the embeddings", policy.model.embed_tokens)]
-    watched += [(f"layer {i}", layer) for i, layer in enumerate(policy.model.layers)]
+    for i, layer in enumerate(policy.model.layers):
+        watched.append((f"layer {i}", layer))
     watched += [("the last norm", policy.model.norm), ("the LM head", policy.lm_head)]
-    handles = [module.register_forward_hook(watch(name)) for name, module in watched]
+    handles = []
+    for name, module in watched:
+        handles.append(module.register_forward_hook(watch(name)))
     try:
         policy.logits(policy(input_ids, layout))
     finally:

@@ -247,11 +247,10 @@ def settings_of(
 
     Raises CheckpointError for kinds of adapters that are not read.
     """
-    unsupported = {
-        key: config[key]
-        for key, plain in _SUPPORTED.items()
-        if config.get(key) and config[key] != plain
-    }
+    unsupported = {}
+    for key, plain in _SUPPORTED.items():
+        if config.get(key) and config[key] != plain:
+            unsupported[key] = config[key]
     start = "init_lora_weights"
     if str(config.get(start)).startswith(_CHANGE_THE_BASE):
         unsupported[start] = config[start]
@@ -334,10 +333,18 @@ def _peft_targets(model: Transformer) -> list[str]:
     layers = dict(_linear_layers(model))
     kinds = LoraLinear | LoraExpertLinear
     adapted = {path for path, layer in layers.items() if isinstance(layer, kinds)}
-    paths = {
-        path: published_name(f"{path}.weight", model.family).removesuffix(".weight")
-        for path in (*layers, "lm_head")
-    }
-    others = {published.split(".")[-1] for path, published in paths.items() if path not in adapted}
-    whole = {published for path, published in paths.items() if path in adapted}
-    return sorted({name if (last := name.split(".")[-1]) in others else last for name in whole})
+    paths = {}
+    for path in (*layers, "lm_head"):
+        paths[path] = published_name(f"{path}.weight", model.family).removesuffix(".weight")
+    others = set()
+    whole = []
+    for path, published in paths.items():
+        if path in adapted:
+            whole.append(published)
+        else:
+            others.add(published.split(".")[-1])
+    targets = set()
+    for published in whole:
+        last = published.split(".")[-1]
+        targets.add(published if last in others else last)
+    return sorted(targets)

@@ -51,11 +51,10 @@ class Layout:
     def to(self, device: torch.device) -> "Layout":
         """The same on another device."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, torch.Tensor) else value
-            for name, value in values.items()
-        }
-        return Layout(**moved)
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                values[name] = value.to(device)
+        return Layout(**values)
 
     @property
     def is_self_attention(self) -> bool:

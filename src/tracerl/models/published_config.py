@@ -154,7 +154,7 @@ def _is_of(config: Mapping[str, Any], family: Family) -> bool:
     has_class = not set(classes).isdisjoint(family.classes)
     has_class = has_class or not set(_remote_modules(config)).isdisjoint(family.modules)
     model_type = str(config.get("model_type") or "").lower()
-    has_type = model_type in [name.lower() for name in family.model_types]
+    has_type = model_type in map(str.lower, family.model_types)
     agree = (has_class or not classes) and (has_type or not model_type)
     return agree and (has_class or (has_type and not family.needs_class))
 
@@ -173,7 +173,7 @@ def _classes(config: Mapping[str, Any]) -> list[str]:
     architectures = config.get("architectures")
     if not isinstance(architectures, list):
         architectures = []
-    return _remote_classes(config) or [str(name) for name in architectures]
+    return _remote_classes(config) or list(map(str, architectures))
 
 
 def _remote_classes(config: Mapping[str, Any]) -> list[str]:
@@ -195,8 +195,11 @@ def _remote_code(config: Mapping[str, Any]) -> list[str]:
 
 
 def _name_of(config: Mapping[str, Any]) -> str:
-    keys = [key for key in ("auto_map", "architectures", "model_type") if config.get(key)]
-    return ", ".join(f"{key} {config[key]}" for key in keys) or "no name of a model"
+    names = []
+    for key in ("auto_map", "architectures", "model_type"):
+        if config.get(key):
+            names.append(f"{key} {config[key]}")
+    return ", ".join(names) or "no name of a model"
 
 
 def _family_list() -> str:
@@ -205,8 +208,10 @@ def _family_list() -> str:
         classes = "/".join(family.classes)
         types = "/".join(family.model_types)
         families.append(f"{family.name}: {classes}, model_type {types}")
-    baselines = ", ".join(f"{name} ({kind})" for kind, name in AUTOREGRESSIVE.items())
-    return f"{'; '.join(families)}; to be evaluated only: {baselines}"
+    baselines = []
+    for kind, name in AUTOREGRESSIVE.items():
+        baselines.append(f"{name} ({kind})")
+    return f"{'; '.join(families)}; to be evaluated only: {', '.join(baselines)}"
 
 
 def architecture_of(

@@ -42,9 +42,10 @@ class Chunk:
 def chunks_of(blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:
     """The chunks of a pass whose keys are its queries; blocks and streams int64 [B, L] on the
     CPU."""
-    return [
-        chunk for row in range(len(blocks)) for chunk in _row_chunks(row, blocks[row], streams[row])
-    ]
+    chunks: list[Chunk] = []
+    for row in range(len(blocks)):
+        chunks += _row_chunks(row, blocks[row], streams[row])
+    return chunks
 
 
 def _row_chunks(row: int, blocks: torch.Tensor, streams: torch.Tensor) -> list[Chunk]:

@@ -45,7 +45,7 @@ def _render(render: Any, request: dict[str, Any]) -> dict[str, Any]:
         )
     except Exception as error:  # whatever a template raises is an answer
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
-    longest = max((len(text) for text in texts), default=0)
+    longest = max(map(len, texts), default=0)
     if longest > MAX_CHARACTERS:
         return {"error": f"{longest} characters of text; at most {MAX_CHARACTERS}"}
     return {"texts": texts}

@@ -96,8 +96,10 @@ def _read_written(directory: Path, config: Mapping[str, Any]) -> TokenizerFiles 
     except Exception as error:  # the library raises plain Exception
         raise _damage_error(directory, True, error) from error
     added = {token.content for token in file.get_added_tokens_decoder().values()}
-    is_complete = all(isinstance(text, str) and text in added for text in names.values())
-    return TokenizerFiles(file=file, names=names) if is_complete else None
+    for text in names.values():
+        if not isinstance(text, str) or text not in added:
+            return None
+    return TokenizerFiles(file=file, names=names)
 
 
 def _damage_error(directory: Path, has_tokenizer: bool, error: Exception) -> CheckpointError:

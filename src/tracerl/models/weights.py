@@ -223,11 +223,10 @@ def shards_of(directory: Path) -> list[Path]:
         return [safe_path(directory, name) for name in names]
     if has_file(directory, WEIGHTS):
         return [directory / WEIGHTS]
-    others = sorted(
-        path.name
-        for pattern in ("*.bin", "*.safetensors", "*.pt", "*.pth")
-        for path in directory.glob(pattern)
-    )
+    others = []
+    for path in sorted(directory.glob("*")):
+        if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
+            others.append(path.name)
     raise CheckpointError(
         "no weights",
         where=str(directory),

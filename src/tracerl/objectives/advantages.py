@@ -80,7 +80,7 @@ def chunk_advantages(kind: str, scores: list[Floats]) -> list[Floats]:
     decided at its place, gets 0.
     """
     standard = [np.zeros(len(row)) for row in scores]
-    for place in range(max((len(row) for row in scores), default=0)):
+    for place in range(max(map(len, scores), default=0)):
         there = [i for i, row in enumerate(scores) if place < len(row) and not np.isnan(row[place])]
         if len(there) > 1:
             at_place = np.array([scores[i][place] for i in there])

@@ -282,7 +282,8 @@ def blockwise_plan(
     count = trajectory.num_tokens
     block = generator.choice(np.unique(blocks[:count]))
     inside = np.flatnonzero(blocks[:count] == block)
-    low, high = (max(1, int(share * len(inside))) for share in noise)
+    low = max(1, int(noise[0] * len(inside)))
+    high = max(1, int(noise[1] * len(inside)))
     is_masked = blocks > block
     is_masked[generator.permutation(inside)[: int(generator.integers(low, high + 1))]] = True
     is_masked[count:] = True

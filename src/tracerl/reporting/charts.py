@@ -73,7 +73,7 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def fixed(num_decimals: int) -> Format:
+def decimals(num_decimals: int) -> Format:
     return lambda value: f"{value:.{num_decimals}f}"
 
 

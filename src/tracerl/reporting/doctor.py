@@ -127,7 +127,9 @@ def machine() -> list[tuple[str, str]]:
     missing = "not installed: pip install --no-build-isolation 'tracerl[flash]'"
     rows.append(("attention flash", flash if flash_installed() else missing))
     rows.append(("programs' use counted by", accounting()))
-    return rows + [(name, _version(name)) for name in _PACKAGES]
+    for name in _PACKAGES:
+        rows.append((name, _version(name)))
+    return rows
 
 
 def judges(
@@ -221,10 +223,10 @@ def refusals(params: Params, root: Path, config: Path | None = None) -> dict[str
 def measured(root: Path) -> dict[str, dict[str, int]]:
     """By stage, what the last run of each wrote down: peak_bytes of the process, forwards, tokens,
     predicted, flops."""
-    return {
-        path.stem: json.loads(path.read_text())
-        for path in sorted((root / "logs" / "measured").glob("*.json"))
-    }
+    figures = {}
+    for path in sorted((root / "logs" / "measured").glob("*.json")):
+        figures[path.stem] = json.loads(path.read_text())
+    return figures
 
 
 def readable(size: int) -> str:
@@ -256,8 +258,11 @@ def _work(params: Params, stage: str, arch: Architecture) -> Work:
         return sft_work(params.sft[name], arch)
     if kind == "rl":
         round_ = params.rl[name]
-        works = [rl_work(one, arch) for one in (round_, *round_.phase_rounds)]
-        return Work(max(work.forwards for work in works), max(work.flops for work in works))
+        largest = rl_work(round_, arch)
+        for phase in round_.phase_rounds:
+            work = rl_work(phase, arch)
+            largest = Work(max(largest.forwards, work.forwards), max(largest.flops, work.flops))
+        return largest
     if kind == "evaluate":
         evaluation, common = params.evaluate[name], params.evaluation
         num_responses = {}
@@ -298,7 +303,9 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
         reference = weights if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         asked = [rl.process.judge] if rl.process is not None else []
-        drawn = [task_set for one in rl.phase_rounds for task_set in one.tasks]
+        drawn: list[str] = []
+        for phase in rl.phase_rounds:
+            drawn += phase.tasks
         judging = _judging(
             params, root, [*drawn, *(rl.held_out.tasks or [])], asked, "judge" in rl.reward
         )
@@ -318,14 +325,16 @@ def _judging(
 ) -> int:
     """Bytes of the local judges of a stage: those asked by name, and that of outcomes if a task set
     or a part of the reward needs it."""
-    verification, names = params.verification, set(asked)
-    if verification.judge is not None and (
-        part or any(params.tasks.sets[name].needs_judge for name in sets)
-    ):
+    verification = params.verification
+    names = set(asked)
+    needs_judge = part or any(params.tasks.sets[name].needs_judge for name in sets)
+    if verification.judge is not None and needs_judge:
         names.add(verification.judge)
-    return sum(
-        _judge_bytes(one, root) for name, one in verification.judges.items() if name in names
-    )
+    total = 0
+    for name, judge in verification.judges.items():
+        if name in names:
+            total += _judge_bytes(judge, root)
+    return total
 
 
 def _judge_bytes(judge: Judge, root: Path) -> int:

@@ -22,7 +22,7 @@ from tracerl.reporting.charts import (
     Format,
     Series,
     change_chart,
-    fixed,
+    decimals,
     interval_bar,
     line_chart,
     percent,
@@ -243,8 +243,8 @@ def _change_charts(held_out: dict[str, Curve]) -> list[str]:
         return []
     return [
         change_chart("Held-out accuracy", accuracy, percent),
-        change_chart("Held-out tokens per denoising step", tokens, fixed(2)),
-        change_chart("Held-out mean length in tokens", lengths, fixed(1)),
+        change_chart("Held-out tokens per denoising step", tokens, decimals(2)),
+        change_chart("Held-out mean length in tokens", lengths, decimals(1)),
     ]
 
 
@@ -282,17 +282,17 @@ def round_charts(train: Curve, held_out: Curve) -> list[str]:
 
     charts = [
         line_chart("Held-out accuracy, 95% intervals", accuracy, "iteration", percent),
-        line_chart("Held-out tokens per denoising step", tokens, "iteration", fixed(2)),
+        line_chart("Held-out tokens per denoising step", tokens, "iteration", decimals(2)),
         train_chart("Reward of training responses", plain, mean="reward"),
-        train_chart("Tokens per denoising step in training", fixed(2), mean="tokens_per_step"),
+        train_chart("Tokens per denoising step in training", decimals(2), mean="tokens_per_step"),
         train_chart("KL to the iteration's first policy", plain, mean="kl"),
-        train_chart("Length of training responses in tokens", fixed(1), mean="mean_length"),
+        train_chart("Length of training responses in tokens", decimals(1), mean="mean_length"),
         train_chart("Training responses cut at the length limit", percent, share="truncation_rate"),
         train_chart("Groups of responses", plain, kept="kept_groups", sampled="sampled_groups"),
     ]
     if train and "chunk_score" in train[0]:
         title = "Judge's score of the steps of training responses"
-        charts.append(train_chart(title, fixed(2), mean="chunk_score"))
+        charts.append(train_chart(title, decimals(2), mean="chunk_score"))
     return charts
 
 

@@ -80,8 +80,11 @@ def order_chart(connection: duckdb.DuckDBPyConnection, stage: str) -> str:
     shares: dict[tuple[int, int], float] = {}
     for row in unmask_order_shares(connection, stage).to_pylist():
         shares[row["place"], row["step_in_block"]] = row["share"]
-    num_places = max((place for place, _ in shares), default=-1) + 1
-    num_steps = max((step for _, step in shares), default=0)
+    num_places = 0
+    num_steps = 0
+    for place, step in shares:
+        num_places = max(num_places, place + 1)
+        num_steps = max(num_steps, step)
     cells = [[0.0] * num_steps for _ in range(num_places)]
     for (place, step), share in shares.items():
         cells[place][step - 1] = share

@@ -108,7 +108,7 @@ def _write_text(result: "pa.Table", chosen: Format, file: IO[str]) -> None:
         _print_records(result, file)
     elif chosen is Format.csv:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([escape(name) for name in result.column_names])
+        writer.writerow(map(escape, result.column_names))
         for row in _rows(result):
             writer.writerow([escape(_cell(value)) for value in row.values()])
     else:
@@ -134,7 +134,7 @@ def _print_table(result: "pa.Table", file: IO[str]) -> None:
 
 def _print_records(result: "pa.Table", file: IO[str]) -> None:
     """A line for each column of each row: for rows that are wider than a terminal."""
-    width = max(len(name) for name in result.column_names)
+    width = max(map(len, result.column_names))
     for number, row in enumerate(_rows(result.slice(0, MAX_TABLE_ROWS)), start=1):
         file.write(f"-- row {number}\n")
         for name, value in row.items():

@@ -255,7 +255,7 @@ def select_responses(
             ),
         )
     if against is None:
-        return [Response(row) for row in rows]
+        return list(map(Response, rows))
     tasks = sorted({row["task_id"] for row in rows})
     query = _COUNTERPARTS.format(condition=f"({against})")
     before = {}

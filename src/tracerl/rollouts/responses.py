@@ -1,5 +1,6 @@
 """Sample responses to tasks and judge them. Trace collection, RL and evaluation all use this."""
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,7 @@ def respond(
 
     Each rank samples and judges its share; all ranks get all responses.
     """
-    pairs = [(task, index) for task in tasks for index in range(num_samples)]
+    pairs = list(itertools.product(tasks, range(num_samples)))
     rank_pairs = pairs[distributed.rank_slice(len(pairs))]
     prompts = {task.task_id: prompt_ids(task.prompt, tokenizer, settings) for task, _ in rank_pairs}
     requests = []
@@ -196,7 +197,7 @@ def _verdicts_and_scores(
             verdicts[i] = Verdict(
                 verdict="undecided", parts={"correct": 0.0}, detail=f"judge: {answer.reason}"
             )
-    return verdicts, [scores.get(i) for i in range(len(verdicts))]
+    return verdicts, list(map(scores.get, range(len(verdicts))))
 
 
 def rollouts_to_table(rollouts: Sequence[Rollout], judges: Sequence[str] = ()) -> pa.Table:

@@ -75,7 +75,8 @@ def _sample_batch(
         torch.tensor(list(end_ids), device=device),
     )
     tokens = torch.zeros(rows, limit, dtype=torch.int64, device=device)
-    logprobs, filtered = (torch.zeros(rows, limit, device=device) for _ in range(2))
+    logprobs = torch.zeros(rows, limit, device=device)
+    filtered = torch.zeros(rows, limit, device=device)
     ended, cache = (
         torch.zeros(rows, dtype=torch.bool, device=device),
         DynamicCache(config=model.config),
@@ -103,13 +104,8 @@ def _sample_batch(
         ids, positions = drawn.tokens.unsqueeze(1), positions[:, -1:] + 1
         seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
     found = torch.isin(tokens, ends)
-    return [
-        _trajectory(
-            requests[row],
-            *(part[row].cpu().numpy() for part in (tokens, logprobs, filtered, found)),
-        )
-        for row in range(rows)
-    ]
+    columns = [tensor.cpu().numpy() for tensor in (tokens, logprobs, filtered, found)]
+    return list(map(_trajectory, requests, *columns))
 
 
 def _trajectory(

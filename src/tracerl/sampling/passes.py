@@ -48,12 +48,10 @@ class Passes:
         passed through the model once, however many rows begin with them: a row takes the keys from
         its own slot or copies them from another, as long as one still holds them."""
         slots, first = self.slots, self.slots.count
-        whole = [
-            tuple(slots.requests[i].prompt_ids[: slots.first[i]])
-            if slots.cache.shares_prompts
-            else ()
-            for i in indices
-        ]
+        whole: list[tuple[int, ...]] = []
+        for i in indices:
+            num_shared = slots.first[i] if slots.cache.shares_prompts else 0
+            whole.append(tuple(slots.requests[i].prompt_ids[:num_shared]))
         rows = self._places(whole, range(first, first + len(indices)))
         for row, index in zip(rows, indices, strict=True):
             slots.put(row, index)
@@ -71,7 +69,7 @@ class Passes:
                 held.append((row, self._prompts.index(prompt)))
             else:
                 missing[prompt] = row
-        longest = max((len(prompt) for prompt in whole), default=0)
+        longest = max(map(len, whole), default=0)
         self._copy(held, longest)  # before the slots that hold these prompts are given others
         self._prefill(missing)
         self._copy(made, longest)
@@ -93,15 +91,15 @@ class Passes:
         """Passes prompts (each with its slot), those of similar length together."""
         by_width: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for prompt, row in prompts.items():
-            by_width.setdefault(max(64, 1 << (len(prompt) - 1).bit_length()), []).append(
-                (prompt, row)
-            )
+            bound = max(64, 1 << (len(prompt) - 1).bit_length())
+            by_width.setdefault(bound, []).append((prompt, row))
         for bound, part in by_width.items():
-            width = bound if self.static else max(len(prompt) for prompt, _ in part)
+            lengths = np.array([len(prompt) for prompt, _ in part])
+            width = bound if self.static else int(lengths.max())
             ids = np.full((len(part), width), self.slots.mask_id, dtype=np.int64)
             for line, (prompt, _) in zip(ids, part, strict=True):
                 line[: len(prompt)] = prompt
-            inside = np.arange(width) < np.array([len(prompt) for prompt, _ in part])[:, None]
+            inside = np.arange(width) < lengths[:, None]
             positions = np.broadcast_to(np.arange(width), ids.shape)
             blocks, streams = positions // self.settings.block_size, np.where(inside, CLEAN, PAD)
             where, block, stream = self._to_device(positions, blocks, streams)
@@ -203,9 +201,8 @@ class Passes:
         everyone = len(rows) == slots.count
         if self.static and everyone and len(rows) < slots.size:
             idle = slots.size - len(rows)
-            ids, queries = (
-                np.pad(part, ((0, idle), (0, 0)), mode="edge") for part in (ids, queries)
-            )
+            ids = np.pad(ids, ((0, idle), (0, 0)), mode="edge")
+            queries = np.pad(queries, ((0, idle), (0, 0)), mode="edge")
             columns = np.pad(columns, ((0, idle), (0, 0)), constant_values=slots.width)
             key_end = np.pad(key_end, (0, idle), constant_values=1)
         tokens, where, written, seen = self._to_device(ids, queries, columns, key_end)

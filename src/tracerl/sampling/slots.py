@@ -96,9 +96,10 @@ class Slots:
         self.end_ids = np.array(list(end_ids), dtype=np.int64)
         # The last token that the first step may read is the one before the response.
         edge = int(family.crosses_edges)
-        self.first = [
-            first_live_start(len(r.prompt_ids) - edge, size, family.attention) for r in requests
-        ]
+        self.first = []
+        for request in requests:
+            num_prompt = len(request.prompt_ids) - edge
+            self.first.append(first_live_start(num_prompt, size, family.attention))
         self.limit = []
         for r, first in zip(requests, self.first, strict=True):
             end = len(r.prompt_ids) + settings.max_new_tokens
@@ -111,12 +112,13 @@ class Slots:
     def allocate(self, size: int) -> None:
         """Makes the tables of `size` rows."""
         self.size, shape = size, (size, self.width)
-        self.canvas, self.step_map, self.edit_map, self.order_in_step = (
-            np.zeros(shape, dtype=np.int64) for _ in range(4)
-        )
-        self.logprobs, self.filtered_logprobs, self.order_logprobs = (
-            np.zeros(shape, dtype=np.float32) for _ in range(3)
-        )
+        self.canvas = np.zeros(shape, dtype=np.int64)
+        self.step_map = np.zeros(shape, dtype=np.int64)
+        self.edit_map = np.zeros(shape, dtype=np.int64)
+        self.order_in_step = np.zeros(shape, dtype=np.int64)
+        self.logprobs = np.zeros(shape, dtype=np.float32)
+        self.filtered_logprobs = np.zeros(shape, dtype=np.float32)
+        self.order_logprobs = np.zeros(shape, dtype=np.float32)
         self.masked = np.zeros(shape, dtype=np.bool_)
         columns = np.zeros((10, size), dtype=np.int64)
         (

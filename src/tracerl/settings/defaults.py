@@ -49,10 +49,10 @@ def resolve(tree: Any) -> Any:
     for kind, section in _KINDS.items():
         if isinstance(resolved.get(kind), dict):
             of_kind = defaults.get(kind, {})
-            resolved[kind] = {
-                name: _with_defaults(value, section, defaults, of_kind)
-                for name, value in resolved[kind].items()
-            }
+            entries = {}
+            for name, value in resolved[kind].items():
+                entries[name] = _with_defaults(value, section, defaults, of_kind)
+            resolved[kind] = entries
     if "traces" in resolved:
         resolved["traces"] = _with_defaults(resolved["traces"], Traces, defaults, {})
     base = resolved.get("base")

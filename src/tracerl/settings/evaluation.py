@@ -25,7 +25,7 @@ def explain(error: ValidationError) -> str:
     """The problems of an error in one line."""
     problems = []
     for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"])
+        path = ".".join(map(str, problem["loc"]))
         problems.append(f"{path} {problem['msg']}".strip())
     return "; ".join(problems)
 

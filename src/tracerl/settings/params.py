@@ -86,8 +86,12 @@ class Params(Section):
     @property
     def parents(self) -> dict[str, str]:
         """The checkpoint that each round starts from, by stage, in the order of the params."""
-        rounds = {f"sft@{name}": sft.init for name, sft in self.sft.items()}
-        return rounds | {f"rl@{name}": rl.init for name, rl in self.rl.items()}
+        parents = {}
+        for name, sft in self.sft.items():
+            parents[f"sft@{name}"] = sft.init
+        for name, rl in self.rl.items():
+            parents[f"rl@{name}"] = rl.init
+        return parents
 
     def judge_of(self, name: str) -> Judge:
         """A judge of `verification.judges`."""
@@ -114,7 +118,9 @@ class Params(Section):
 
     @model_validator(mode="after")
     def _samples_name_evaluated_sets(self) -> Self:
-        evaluated = {name for evaluation in self.evaluate.values() for name in evaluation.tasks}
+        evaluated: set[str] = set()
+        for evaluation in self.evaluate.values():
+            evaluated.update(evaluation.tasks)
         unknown = sorted(set(self.evaluation.samples) - evaluated)
         if unknown:
             raise ValueError(
@@ -151,9 +157,10 @@ class Params(Section):
             for name in use.sets:
                 if use.samples and self.tasks.sets[name].needs_judge:
                     sets.append((use.place, name))
-        parts = [
-            (f"rl.{name}.reward", "judge") for name, rl in self.rl.items() if "judge" in rl.reward
-        ]
+        parts = []
+        for name, rl in self.rl.items():
+            if "judge" in rl.reward:
+                parts.append((f"rl.{name}.reward", "judge"))
         judge = self.verification.judge
         if judge is None:
             for place, name in sets + parts:
@@ -173,7 +180,9 @@ class Params(Section):
         for name, rl in self.rl.items():
             if rl.process is None or not self.judge_of(rl.process.judge).needs_step_rules:
                 continue
-            drawn = dict.fromkeys(task_set for part in rl.phase_rounds for task_set in part.tasks)
+            drawn: dict[str, None] = {}
+            for part in rl.phase_rounds:
+                drawn |= dict.fromkeys(part.tasks)
             without = [name for name in drawn if not self.tasks.sets[name].has_step_rules]
             if without or rl.process.separators is None:
                 kind = self.judge_of(rl.process.judge).kind

@@ -18,25 +18,21 @@ _OLD_KEYS = {
     ("Sampler", "refresh_sees"): "cache: {kind: window, refresh_sees: ...}",
     ("HeldOut", "remasking"): "modes: {static: {order: {kind: static}}}",
     ("EvaluationDefaults", "remasking"): "modes: {static: {order: {kind: static}}}",
-    **{
-        ("RlRound", key): f"method: {{kind: ..., {key}: ...}}"
-        for key in (
-            "copies",
-            "noise",
-            "prompt_masking",
-            "nodes",
-            "bound_exponent",
-            "bound_share",
-            "segments",
-            "order_weight",
-            "order_clip",
-        )
-    },
-    **{
-        (section, key): f"objective: {{kind: ..., {key}: ...}}"
-        for section in ("Training", "SftRound")
-        for key in ("noise", "weighting", "shrink")
-    },
+    ("RlRound", "copies"): "method: {kind: ..., copies: ...}",
+    ("RlRound", "noise"): "method: {kind: ..., noise: ...}",
+    ("RlRound", "prompt_masking"): "method: {kind: ..., prompt_masking: ...}",
+    ("RlRound", "nodes"): "method: {kind: ..., nodes: ...}",
+    ("RlRound", "bound_exponent"): "method: {kind: ..., bound_exponent: ...}",
+    ("RlRound", "bound_share"): "method: {kind: ..., bound_share: ...}",
+    ("RlRound", "segments"): "method: {kind: ..., segments: ...}",
+    ("RlRound", "order_weight"): "method: {kind: ..., order_weight: ...}",
+    ("RlRound", "order_clip"): "method: {kind: ..., order_clip: ...}",
+    ("Training", "noise"): "objective: {kind: ..., noise: ...}",
+    ("Training", "weighting"): "objective: {kind: ..., weighting: ...}",
+    ("Training", "shrink"): "objective: {kind: ..., shrink: ...}",
+    ("SftRound", "noise"): "objective: {kind: ..., noise: ...}",
+    ("SftRound", "weighting"): "objective: {kind: ..., weighting: ...}",
+    ("SftRound", "shrink"): "objective: {kind: ..., shrink: ...}",
 }
 
 

@@ -90,9 +90,9 @@ def _type(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(_type(part) for part in arguments)
+        return " or ".join(map(_type, arguments))
     if origin is tuple:
-        return f"[{', '.join(_type(part) for part in arguments)}]"
+        return f"[{', '.join(map(_type, arguments))}]"
     if origin is list:
         return f"list of {_type(arguments[0])}"
     if origin is not None and issubclass(origin, Mapping):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tracerl.disk import stream_sha256
 from tracerl.errors import DataError
-from tracerl.store.parquet import MANIFEST, open_parquet, parse_manifest, upgraded
+from tracerl.store.parquet import MANIFEST, open_parquet, parse_manifest, upgrade_rows
 from tracerl.store.run_files import RunFiles
 from tracerl.store.run_tables import RUN_TABLES, current_stages, run_tables
 from tracerl.store.schema import DATASETS, ROLLOUTS, SCHEMA_VERSION, SCHEMAS, upgrades
@@ -95,7 +95,9 @@ def connect(
     """
     run = RunFiles(root)
     files = {dataset: _list_files(run, dataset, verify, unfinished) for dataset in DATASETS}
-    problems = [problem for dataset in files.values() for problem in dataset.problems]
+    problems: list[str] = []
+    for dataset_files in files.values():
+        problems += dataset_files.problems
     if problems and not skip_damaged:
         raise DataError(
             "files of the run cannot be queried",
@@ -128,7 +130,7 @@ def connect_file(path: Path) -> duckdb.DuckDBPyConnection:
     except (pa.ArrowException, OSError) as error:
         raise DataError("a Parquet file is damaged", where=str(path), got=error) from error
     prompts = rows["prompt"] if "prompt" in rows.column_names else pa.nulls(len(rows), pa.string())
-    responses = upgraded(
+    responses = upgrade_rows(
         rows.select([n for n in rows.column_names if n in ROLLOUTS.names]), "rollouts", version
     )
     connection = duckdb.connect(":memory:")
@@ -243,11 +245,10 @@ def _check_files(
     """The sound files of `folders` (a pattern) by schema version, as DuckDB opens them; adds what
     is wrong with the others to `problems`."""
     versions: dict[int, list[str]] = {}
-    sizes = {
-        path: size
-        for path, size in run.sizes(f"{folders}/*.parquet").items()
-        if not _is_aside(path)
-    }
+    sizes = {}
+    for path, size in run.sizes(f"{folders}/*.parquet").items():
+        if not _is_aside(path):
+            sizes[path] = size
     entries = _manifest_entries(run, folders, sizes, problems)
     for path, size in sizes.items():
         try:
@@ -287,11 +288,10 @@ def _manifest_entries(
         listed = {f"{parent}/{name}": entry for name, entry in files.items()}
         entries |= listed
         there = {path for path in paths if path.rpartition("/")[0] == parent}
-        problems += [f"{run.address(path)} is missing" for path in sorted(listed.keys() - there)]
-        problems += [
-            f"{run.address(path)} is not in its folder's {MANIFEST}"
-            for path in sorted(there - listed.keys())
-        ]
+        for path in sorted(listed.keys() - there):
+            problems.append(f"{run.address(path)} is missing")
+        for path in sorted(there - listed.keys()):
+            problems.append(f"{run.address(path)} is not in its folder's {MANIFEST}")
     return entries
 
 
@@ -336,7 +336,7 @@ def _create_view(
     parts = []
     for unfinished, versions in ((False, files.published), (True, files.unfinished)):
         for version, patterns in sorted(versions.items()):
-            listed = ", ".join(_quote(pattern) for pattern in patterns)
+            listed = ", ".join(map(_quote, patterns))
             added = ""
             if version < SCHEMA_VERSION:
                 for name, text in upgrades(table, version).items():
@@ -351,7 +351,7 @@ def _create_view(
     if held_out is not None:
         state = "NULL::BOOLEAN"
         if current is not None:
-            stages = ", ".join(_quote(stage) for stage in sorted(current))
+            stages = ", ".join(map(_quote, sorted(current)))
             state = f"NOT list_contains([{stages}]::VARCHAR[], split_part(stage, '/', 1))"
         columns += f", {held_out} AS held_out, unfinished, {state} AS outdated"
     rows = " UNION ALL ".join(parts)

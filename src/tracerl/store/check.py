@@ -24,7 +24,7 @@ from tracerl.store.schema import DATASETS
 _THREADS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One problem of one file or folder."""
 
@@ -42,14 +42,13 @@ class Finding:
 def folders(data: Path, dataset: str) -> list[Path]:
     """The folders of a data set below `data` that hold files or a manifest. Folders still being
     published are left out."""
-    found = [
-        folder
-        for folder in sorted(data.glob(DATASETS[dataset].folder))
-        if folder.is_dir() and folder.suffix != ".tmp"
-    ]
-    return [
-        folder for folder in found if (folder / MANIFEST).exists() or any(folder.glob("*.parquet"))
-    ]
+    published = []
+    for folder in sorted(data.glob(DATASETS[dataset].folder)):
+        if not folder.is_dir() or folder.suffix == ".tmp":
+            continue
+        if (folder / MANIFEST).exists() or any(folder.glob("*.parquet")):
+            published.append(folder)
+    return published
 
 
 def check_run(root: Path) -> Iterator[Finding]:
@@ -65,7 +64,8 @@ def check_run(root: Path) -> Iterator[Finding]:
             count, first = broken_between_rows(connection, query)
             if count:
                 yield Finding(
-                    data / dataset, f"{dataset}: {says} ({count} rows, first {', '.join(first)})"
+                    path=data / dataset,
+                    problem=f"{dataset}: {says} ({count} rows, first {', '.join(first)})",
                 )
 
 
@@ -98,26 +98,31 @@ def check_folder(folder: Path, table: str, vocab_size: int | None) -> Iterator[F
     try:
         manifest = read_manifest(folder)
     except DataError as error:
-        yield Finding(folder / MANIFEST, str(error))
+        yield Finding(path=folder / MANIFEST, problem=str(error))
         manifest = None
     else:
         if manifest is None:
             yield Finding(
-                folder,
-                f"there is no {MANIFEST}: a file that was lost or changed would not be noticed "
-                "(run its stage again)",
+                path=folder,
+                problem=(
+                    f"there is no {MANIFEST}: a file that was lost or changed would not be "
+                    "noticed (run its stage again)"
+                ),
             )
     there = sorted(folder.glob("*.parquet"))
     for name in sorted((manifest or {}).keys() - {path.name for path in there}):
         yield Finding(
-            folder / name,
-            f"the file is missing; {MANIFEST} lists it with {(manifest or {})[name]['rows']} rows",
+            path=folder / name,
+            problem=(
+                f"the file is missing; {MANIFEST} lists it with "
+                f"{(manifest or {})[name]['rows']} rows"
+            ),
         )
     for path in sorted(folder.glob("*.parquet.tmp")):
-        yield Finding(path, "a half-written file; its stage was killed (run it again)")
+        yield Finding(path=path, problem="a half-written file; its stage was killed (run it again)")
     for path in there:
         if manifest is not None and path.name not in manifest:
-            yield Finding(path, f"the file is not in {MANIFEST}")
+            yield Finding(path=path, problem=f"the file is not in {MANIFEST}")
     with ThreadPoolExecutor(_THREADS) as pool:
         for found in pool.map(
             lambda path: list(
@@ -134,17 +139,22 @@ def _check_file(
     if entry is not None and file_sha256(path) != entry["sha256"]:
         size = path.stat().st_size
         yield Finding(
-            path,
-            f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes "
-            "when it was written",
+            path=path,
+            problem=(
+                f"the SHA-256 is not that of {MANIFEST}: {size} bytes now, {entry['bytes']} bytes "
+                "when it was written"
+            ),
         )
     try:
         file, _ = open_parquet(path, table)
         if entry is not None and file.metadata.num_rows != entry["rows"]:
-            yield Finding(path, f"{file.metadata.num_rows} rows; {MANIFEST} lists {entry['rows']}")
+            yield Finding(
+                path=path,
+                problem=f"{file.metadata.num_rows} rows; {MANIFEST} lists {entry['rows']}",
+            )
         for broken in broken_rules(path, table, vocab_size):
-            yield Finding(path, str(broken), broken)
+            yield Finding(path=path, problem=str(broken), broken=broken)
     except DataError as error:
-        yield Finding(path, str(error))
+        yield Finding(path=path, problem=str(error))
     except pa.ArrowException as error:
-        yield Finding(path, f"a Parquet file is damaged: {error}")
+        yield Finding(path=path, problem=f"a Parquet file is damaged: {error}")

@@ -10,7 +10,7 @@ never sees a token, because it has no notion of lists.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import pyarrow as pa
 from tracerl.errors import DataError
 from tracerl.settings.evaluation import Validation
 from tracerl.store.catalog import answer, connect
-from tracerl.store.check import broken_between_rows, check_folder, folders
+from tracerl.store.check import Finding, broken_between_rows, check_folder, folders
 from tracerl.store.rules import NUM_FIRST, RULES, SET_RULES, SET_WARNINGS
 from tracerl.store.schema import DATASETS, MARKS, SCHEMAS
 
@@ -107,18 +107,11 @@ def collect_evidence(
     violations = {
         FILES_RULE: Violation(says="every file is there, whole, unchanged and of a known schema")
     }
-    violations |= {rule.name: Violation(says=rule.says) for rule in RULES[table]}
-    for finding in (
-        f
-        for folder in folders(root / "data", dataset)
-        for f in check_folder(folder, table, vocab_size)
-    ):
-        name = finding.broken.rule.name if finding.broken else FILES_RULE
-        old = violations[name]
-        more = list(finding.broken.first) if finding.broken else [str(finding)]
-        count = finding.broken.count if finding.broken else 1
-        first = [*old.first, *more][:NUM_FIRST]
-        violations[name] = Violation(says=old.says, count=old.count + count, first=first)
+    for rule in RULES[table]:
+        violations[rule.name] = Violation(says=rule.says)
+    for folder in folders(root / "data", dataset):
+        for finding in check_folder(folder, table, vocab_size):
+            _count(finding, violations)
     # DuckDB has a pool of its own: both at once would double the peak
     pa.default_memory_pool().release_unused()
     connection = connect(root, skip_damaged=True)
@@ -136,25 +129,36 @@ def collect_evidence(
     return Evidence(dataset=dataset, columns=columns, violations=violations, groups=groups)
 
 
+def _count(finding: Finding, violations: dict[str, Violation]) -> None:
+    """Adds a finding to the violations of its rule."""
+    name = finding.broken.rule.name if finding.broken else FILES_RULE
+    old = violations[name]
+    more = list(finding.broken.first) if finding.broken else [str(finding)]
+    count = finding.broken.count if finding.broken else 1
+    first = [*old.first, *more][:NUM_FIRST]
+    violations[name] = replace(old, count=old.count + count, first=first)
+
+
 def _drift(group: Mapping[str, Any], accepted: Mapping[str, float]) -> float | None:
     """Largest relative change of a figure against the accepted run; None if that has no such
     group."""
-    changes = [
-        abs(group[name] - old) / max(abs(old), 0.01)
-        for name, old in accepted.items()
-        if group.get(name) is not None
-    ]
+    changes = []
+    for name, old in accepted.items():
+        if group.get(name) is not None:
+            changes.append(abs(group[name] - old) / max(abs(old), 0.01))
     return max(changes, default=None)
 
 
 def group_metrics(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Figures by group, as reports/baseline.json keeps them."""
-    return {
-        group["group"]: {
-            n: v for n, v in group.items() if n not in ("group", "drift") and v is not None
-        }
-        for group in groups
-    }
+    metrics = {}
+    for group in groups:
+        row = {}
+        for name, value in group.items():
+            if name not in ("group", "drift") and value is not None:
+                row[name] = value
+        metrics[group["group"]] = row
+    return metrics
 
 
 def accepted_metrics(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
@@ -182,8 +186,11 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text())
         return {
-            name: result[name]
-            for name in ("dataset", "success", "num_rows", "groups", "expectations")
+            "dataset": result["dataset"],
+            "success": result["success"],
+            "num_rows": result["num_rows"],
+            "groups": result["groups"],
+            "expectations": result["expectations"],
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -235,44 +242,23 @@ def check_expectations(evidence: Evidence, bounds: Validation) -> list[Outcome]:
             if name == "groups"
             else "SUMMARY"
         )
-        outcomes += [
-            _outcome(result, evidence)
-            for result in batch.validate(suite, result_format=shown).results
-        ]
+        for result in batch.validate(suite, result_format=shown).results:
+            outcomes.append(_outcome(result, evidence))
     return outcomes
 
 
 def _metric_names(evidence: Evidence) -> list[str]:
-    """Figures of the groups; those that have bounds are there even if there is no group."""
-    bounded = [
-        "num_rows",
-        "drift",
-        *([] if evidence.dataset == "tasks" else ["pass_rate", "truncation", "undecided"]),
-    ]
-    return list(
-        dict.fromkeys(
-            [
-                *(name for group in evidence.groups[:1] for name in group if name != "group"),
-                *bounded,
-            ]
-        )
-    )
+    """Metrics of the groups; those that have bounds are there even if there is no group."""
+    names = dict.fromkeys(evidence.groups[0] if evidence.groups else ())
+    names.pop("group", None)
+    names |= dict.fromkeys(("num_rows", "drift"))
+    if evidence.dataset != "tasks":
+        names |= dict.fromkeys(("pass_rate", "truncation", "undecided"))
+    return list(names)
 
 
 def _suite(gxe: Any, frame: str, evidence: Evidence, bounds: Validation) -> list[Any]:
     """The expectations of one frame. meta: what an outcome is called and says."""
-
-    def between(
-        column: str, says: str, low: float | None, high: float | None, severity: str = "critical"
-    ) -> Any:
-        return gxe.ExpectColumnValuesToBeBetween(
-            column=column,
-            min_value=low,
-            max_value=high,
-            severity=severity,
-            meta={"name": column, "says": says},
-        )
-
     if frame == "columns":
         wanted = SCHEMAS[DATASETS[evidence.dataset].table].names
         says = "the columns are those of the schema, in its order"
@@ -282,38 +268,49 @@ def _suite(gxe: Any, frame: str, evidence: Evidence, bounds: Validation) -> list
             )
         ]
     if frame == "rules":
-        return [
-            between(name, violation.says, 0, 0, violation.severity)
-            for name, violation in evidence.violations.items()
-        ]
-    there = gxe.ExpectTableRowCountToBeBetween(
+        expectations = []
+        for name, violation in evidence.violations.items():
+            expectations.append(_between(gxe, name, violation.says, 0, 0, violation.severity))
+        return expectations
+    return _group_suite(gxe, evidence.dataset, bounds)
+
+
+def _between(
+    gxe: Any,
+    column: str,
+    says: str,
+    low: float | None,
+    high: float | None,
+    severity: str = "critical",
+) -> Any:
+    """The expectation that a column's values lie in an interval, ends included."""
+    return gxe.ExpectColumnValuesToBeBetween(
+        column=column,
+        min_value=low,
+        max_value=high,
+        severity=severity,
+        meta={"name": column, "says": says},
+    )
+
+
+def _group_suite(gxe: Any, dataset: str, bounds: Validation) -> list[Any]:
+    """The expectations of the metrics by group."""
+    has_rows = gxe.ExpectTableRowCountToBeBetween(
         min_value=1, meta={"name": "rows", "says": "there are rows"}
     )
-    drift = between(
-        "drift",
-        f"no figure moved by more than {bounds.drift:.0%} against the accepted run",
-        None,
-        bounds.drift,
-        "warning",
-    )
-    if evidence.dataset == "tasks":
-        return [there, drift]
+    says = f"no figure moved by more than {bounds.drift:.0%} against the accepted run"
+    drift = _between(gxe, "drift", says, None, bounds.drift, "warning")
+    if dataset == "tasks":
+        return [has_rows, drift]
     low, high = bounds.pass_rate
+    rates = f"pass rates lie between {low:.1%} and {high:.1%}"
+    cut = f"at most {bounds.truncation:.1%} of the responses are cut"
+    undecided = f"at most {bounds.undecided:.1%} of the verdicts are undecided"
     return [
-        there,
-        between("pass_rate", f"pass rates lie between {low:.1%} and {high:.1%}", low, high),
-        between(
-            "truncation",
-            f"at most {bounds.truncation:.1%} of the responses are cut",
-            0.0,
-            bounds.truncation,
-        ),
-        between(
-            "undecided",
-            f"at most {bounds.undecided:.1%} of the verdicts are undecided",
-            0.0,
-            bounds.undecided,
-        ),
+        has_rows,
+        _between(gxe, "pass_rate", rates, low, high),
+        _between(gxe, "truncation", cut, 0.0, bounds.truncation),
+        _between(gxe, "undecided", undecided, 0.0, bounds.undecided),
         drift,
     ]
 
@@ -340,7 +337,7 @@ def _outcome(result: Any, evidence: Evidence) -> Outcome:
             first=violation.first,
         )
     rows = [] if result.success else result.result.get("unexpected_index_list") or []
-    first = [", ".join(str(value) for value in row.values()) for row in rows]
+    first = [", ".join(map(str, row.values())) for row in rows]
     if not result.success and not first:
         first = [str(result.result.get("observed_value"))]
     return Outcome(

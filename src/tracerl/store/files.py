@@ -28,7 +28,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 def rollout_table(rollouts: Sequence[Rollout]) -> pa.Table:
     """Rollouts as rows of the store's schema."""
-    rows = [_row(rollout) for rollout in rollouts]
+    rows = list(map(_row, rollouts))
     return pa.table({name: [row[name] for row in rows] for name in ROLLOUTS.names}, schema=ROLLOUTS)
 
 
@@ -52,50 +52,49 @@ def read_rollouts(path: Path) -> pa.Table:
 
 def read_trajectories(path: Path, verdict: str) -> list[Trajectory]:
     """Trajectories of the rows of a rollout file that have this verdict, in its order."""
-    return [
-        _trajectory(row) for row in read_rollouts(path).to_pylist() if row["verdict"] == verdict
-    ]
+    trajectories = []
+    for row in read_rollouts(path).to_pylist():
+        if row["verdict"] == verdict:
+            trajectories.append(_trajectory(row))
+    return trajectories
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
-    trajectory, settings = rollout.trajectory, rollout.settings
-    own = (
-        "rollout_id",
-        "stage",
-        "iteration",
-        "sample_index",
-        "policy_hash",
-        "seed",
-        "text",
-        "verdict",
-        "detail",
-        "reward",
-    )
-    lists = ("prompt_ids", "response_ids", "step_map", "logprobs")
-    scalars = (
-        "num_prompt_tokens",
-        "num_tokens",
-        "num_steps",
-        "num_denoising_forwards",
-        "num_forwards",
-        "canvas_length",
-        "stop_reason",
-        "block_size",
-    )
-    filtered = settings["top_k"] != 0 or settings["top_p"] != 1.0
+    trajectory = rollout.trajectory
+    settings = rollout.settings
+    has_filter = settings["top_k"] != 0 or settings["top_p"] != 1.0
     return {
-        **{name: getattr(rollout, name) for name in own},
+        "rollout_id": rollout.rollout_id,
+        "stage": rollout.stage,
+        "iteration": rollout.iteration,
+        "sample_index": rollout.sample_index,
+        "policy_hash": rollout.policy_hash,
+        "seed": rollout.seed,
+        "text": rollout.text,
+        "verdict": rollout.verdict,
+        "detail": rollout.detail,
+        "reward": rollout.reward,
         "reward_parts": list(rollout.reward_parts.items()),
         "chunk_ends": rollout.chunks and rollout.chunks.ends,
         "chunk_scores": rollout.chunks and rollout.chunks.scores,
         "chunk_rewards": rollout.chunks and rollout.chunks.rewards,
         "task_id": rollout.task.task_id,
         "task_set": rollout.task.task_set,
-        **{name: getattr(trajectory, name) for name in lists},
-        "filtered_logprobs": trajectory.filtered_logprobs if filtered else None,
+        "prompt_ids": trajectory.prompt_ids,
+        "response_ids": trajectory.response_ids,
+        "step_map": trajectory.step_map,
+        "logprobs": trajectory.logprobs,
+        "filtered_logprobs": trajectory.filtered_logprobs if has_filter else None,
         "order_in_step": trajectory.order_in_step,
         "order_logprobs": trajectory.order_logprobs,
-        **{name: getattr(trajectory, name) for name in scalars},
+        "num_prompt_tokens": trajectory.num_prompt_tokens,
+        "num_tokens": trajectory.num_tokens,
+        "num_steps": trajectory.num_steps,
+        "num_denoising_forwards": trajectory.num_denoising_forwards,
+        "num_forwards": trajectory.num_forwards,
+        "canvas_length": trajectory.canvas_length,
+        "stop_reason": trajectory.stop_reason,
+        "block_size": trajectory.block_size,
         **settings,
     }
 

@@ -7,6 +7,7 @@ A folder is append-only: each writer (rank) adds files of its own names, and onc
 """
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,23 +34,25 @@ def write_parquet(path: Path, rows: pa.Table) -> None:
             where=str(path),
             do="write into a folder of its own, and seal that",
         )
-    scalars = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
-    lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
+    scalars = []
+    lists = []
+    encodings = {}
+    for field in rows.schema:
+        element = f"{field.name}.list.element"
+        if not pa.types.is_nested(field.type):
+            scalars.append(field.name)
+        elif pa.types.is_list(field.type) and field.name in LIST_ENCODINGS:
+            encodings[element] = LIST_ENCODINGS[field.name]
+        elif pa.types.is_list(field.type):
+            lists.append(element)
     with atomic_file(path, "a Parquet file could not be written") as aside:
         pq.write_table(
             rows,
             aside,
             compression="zstd",
             row_group_size=ROWS_PER_GROUP,
-            use_dictionary=[
-                *scalars,
-                *(f"{name}.list.element" for name in lists if name not in LIST_ENCODINGS),
-            ],
-            column_encoding={
-                f"{name}.list.element": LIST_ENCODINGS[name]
-                for name in lists
-                if name in LIST_ENCODINGS
-            },
+            use_dictionary=[*scalars, *lists],
+            column_encoding=encodings,
             write_statistics=scalars,
             write_page_checksum=True,
         )
@@ -71,7 +74,7 @@ def read_parquet(path: Path, table: str) -> pa.Table:
             got=error,
             do="`tracerl data check` says where",
         ) from error
-    return upgraded(rows, table, version)
+    return upgrade_rows(rows, table, version)
 
 
 def open_parquet(
@@ -107,9 +110,11 @@ def open_parquet(
     missing = []
     for field in SCHEMAS[table]:
         if field.name not in added and kinds.get(field.name) != field.type:
-            missing.append(field.name)
-    names = file.schema_arrow.names
-    doubtful = sorted({name for name in names if names.count(name) > 1 or name in added})
+            missing.append(field)
+    doubtful = []
+    for name, count in sorted(Counter(file.schema_arrow.names).items()):
+        if count > 1 or name in added:
+            doubtful.append(name)
     if doubtful:
         raise DataError(
             "a Parquet file has columns that its schema version does not have, or has them twice",
@@ -121,13 +126,13 @@ def open_parquet(
         raise DataError(
             "a Parquet file lacks columns",
             where=str(path),
-            got=", ".join(f"{n} {kinds.get(n, 'absent')}" for n in missing),
-            wanted=", ".join(f"{n} {SCHEMAS[table].field(n).type}" for n in missing),
+            got=", ".join(f"{field.name} {kinds.get(field.name, 'absent')}" for field in missing),
+            wanted=", ".join(f"{field.name} {field.type}" for field in missing),
         )
     return file, version
 
 
-def upgraded(rows: pa.Table, table: str, version: int) -> pa.Table:
+def upgrade_rows(rows: pa.Table, table: str, version: int) -> pa.Table:
     """Rows of `version` with the columns that this version has."""
     if version == SCHEMA_VERSION:
         return rows
@@ -183,10 +188,10 @@ def parse_manifest(text: str | bytes, where: str) -> dict[str, dict[str, Any]]:
     """Entries of a manifest's text. Raises DataError if it is damaged."""
     try:
         files: dict[str, dict[str, Any]] = json.loads(text)["files"]
-        return {
-            name: {key: entry[key] for key in ("rows", "bytes", "sha256")}
-            for name, entry in files.items()
-        }
+        entries = {}
+        for name, entry in files.items():
+            entries[name] = {key: entry[key] for key in ("rows", "bytes", "sha256")}
+        return entries
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             "a manifest is damaged",

@@ -3,8 +3,8 @@ group at a time.
 
 One list serves three doors: the file that an RL iteration has just written, `tracerl data check`,
 and the counts that Great Expectations judges between stages. What a law asks of every token of a
-list is a column made by numpy (`derived`), several times faster than DuckDB's list functions, that
-the conditions read like any other.
+list is a column made by numpy (`add_token_columns`), several times faster than DuckDB's list
+functions, that the conditions read like any other.
 """
 
 from collections.abc import Iterator
@@ -18,32 +18,40 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tracerl.errors import DataError
-from tracerl.store.parquet import open_parquet, upgraded
+from tracerl.store.parquet import open_parquet, upgrade_rows
 
 NUM_FIRST = 5
 _SLICE = 512  # rows whose tokens numpy handles at once: as many as stay in a processor's cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A law of a row. column: which column to look at. broken: SQL that is true of a row that
-    breaks it. says: the law in words."""
+    """A law of a row."""
 
     name: str
+    """Names it in a validation's result."""
     column: str
+    """Which column to look at."""
     broken: str
+    """SQL that is true of a row that breaks it."""
     says: str
+    """The law in words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Broken:
-    """Rows of one row group that break one rule. first: ids of the first of them."""
+    """Rows of one row group that break one rule."""
 
     path: Path
+    """The Parquet file."""
     row_group: int
+    """The row group's number in the file, from 0."""
     rule: Rule
+    """What they break."""
     count: int
+    """How many there are."""
     first: tuple[str, ...]
+    """Ids of the first of them."""
 
     def __str__(self) -> str:
         rows = f"{self.count} row{'s' if self.count > 1 else ''}, first {', '.join(self.first)}"
@@ -58,199 +66,220 @@ _PADDED = "num_prompt_tokens + len(response_ids)"
 RULES: dict[str, tuple[Rule, ...]] = {
     "tasks": (
         Rule(
-            "task_id_of_its_set",
-            "task_id",
-            "NOT starts_with(task_id, task_set || '/') OR task_set = ''",
-            "the id begins with the task set",
+            name="task_id_of_its_set",
+            column="task_id",
+            broken="NOT starts_with(task_id, task_set || '/') OR task_set = ''",
+            says="the id begins with the task set",
         ),
         Rule(
-            "split_is_known",
-            "split",
-            "split NOT IN ('train', 'test')",
-            "the split is train or test",
+            name="split_is_known",
+            column="split",
+            broken="split NOT IN ('train', 'test')",
+            says="the split is train or test",
         ),
-        Rule("prompt_is_not_empty", "prompt", "trim(prompt) = ''", "the prompt is not empty"),
-        Rule("kind_is_not_empty", "kind", "kind = ''", "a verifier is named"),
         Rule(
-            "difficulty_is_positive", "difficulty", "difficulty < 1", "the difficulty is at least 1"
+            name="prompt_is_not_empty",
+            column="prompt",
+            broken="trim(prompt) = ''",
+            says="the prompt is not empty",
+        ),
+        Rule(
+            name="kind_is_not_empty", column="kind", broken="kind = ''", says="a verifier is named"
+        ),
+        Rule(
+            name="difficulty_is_positive",
+            column="difficulty",
+            broken="difficulty < 1",
+            says="the difficulty is at least 1",
         ),
     ),
     "rollouts": (
         Rule(
-            "id_is_not_empty",
-            "rollout_id",
-            "rollout_id = '' OR stage = '' OR task_id = ''",
-            "ids are not empty",
+            name="id_is_not_empty",
+            column="rollout_id",
+            broken="rollout_id = '' OR stage = '' OR task_id = ''",
+            says="ids are not empty",
         ),
         Rule(
-            "numbers_are_not_negative",
-            "iteration",
-            "iteration < 0 OR sample_index < 0 OR seed < 0",
-            "coordinates are not negative",
+            name="numbers_are_not_negative",
+            column="iteration",
+            broken="iteration < 0 OR sample_index < 0 OR seed < 0",
+            says="coordinates are not negative",
         ),
         Rule(
-            "policy_is_named",
-            "policy_hash",
-            "NOT regexp_full_match(policy_hash, '[0-9a-f]+')",
-            "the policy hash is hexadecimal",
+            name="policy_is_named",
+            column="policy_hash",
+            broken="NOT regexp_full_match(policy_hash, '[0-9a-f]+')",
+            says="the policy hash is hexadecimal",
         ),
         Rule(
-            "prompt_length",
-            "num_prompt_tokens",
-            "num_prompt_tokens <> len(prompt_ids) OR num_prompt_tokens < 1",
-            "num_prompt_tokens is the length of prompt_ids, at least 1",
+            name="prompt_length",
+            column="num_prompt_tokens",
+            broken="num_prompt_tokens <> len(prompt_ids) OR num_prompt_tokens < 1",
+            says="num_prompt_tokens is the length of prompt_ids, at least 1",
         ),
         Rule(
-            "response_length",
-            "num_tokens",
-            "num_tokens NOT BETWEEN 1 AND len(response_ids)",
-            "num_tokens is between 1 and the length of response_ids",
+            name="response_length",
+            column="num_tokens",
+            broken="num_tokens NOT BETWEEN 1 AND len(response_ids)",
+            says="num_tokens is between 1 and the length of response_ids",
         ),
         Rule(
-            "whole_blocks",
-            "response_ids",
-            f"block_size < 1 OR (({_PADDED}) % greatest(block_size, 1) <> 0"
+            name="whole_blocks",
+            column="response_ids",
+            broken=f"block_size < 1 OR (({_PADDED}) % greatest(block_size, 1) <> 0"
             " AND len(response_ids) % greatest(block_size, 1) <> 0)",
-            "the response holds whole blocks",
+            says="the response holds whole blocks",
         ),
         Rule(
-            "canvas_holds_response",
-            "canvas_length",
-            f"canvas_length < {_PADDED}",
-            "the canvas is at least as long as the sequence",
+            name="canvas_holds_response",
+            column="canvas_length",
+            broken=f"canvas_length < {_PADDED}",
+            says="the canvas is at least as long as the sequence",
         ),
         Rule(
-            "one_step_per_token",
-            "step_map",
-            "len(step_map) <> len(response_ids)",
-            "every token has exactly one step",
+            name="one_step_per_token",
+            column="step_map",
+            broken="len(step_map) <> len(response_ids)",
+            says="every token has exactly one step",
         ),
         Rule(
-            "counted_tokens_have_steps",
-            "step_map",
-            "lowest_step < 1 AND list_min(step_map[:num_tokens]) < 1",
-            "every counted token was committed at a step",
+            name="counted_tokens_have_steps",
+            column="step_map",
+            broken="lowest_step < 1 AND list_min(step_map[:num_tokens]) < 1",
+            says="every counted token was committed at a step",
         ),
         Rule(
-            "steps_are_a_partition",
-            "step_map",
-            "highest_step <> num_steps OR (schedule <> 'dream' AND distinct_steps <> num_steps)",
-            "steps are 1 to num_steps, and none is empty except on Dream's schedule",
-        ),
-        Rule(
-            "steps_stay_in_blocks",
-            "step_map",
-            "NOT steps_in_blocks",
-            "no step spans two blocks, and blocks follow each other",
-        ),
-        Rule(
-            "ids_in_vocabulary",
-            "response_ids",
-            "lowest_id < 0 OR highest_id >= $vocab_size",
-            "token ids lie inside the vocabulary",
-        ),
-        Rule(
-            "one_logprob_per_token",
-            "logprobs",
-            "len(logprobs) <> len(response_ids)",
-            "every token has exactly one log-probability",
-        ),
-        Rule(
-            "logprobs_are_logarithms",
-            "logprobs",
-            "NOT isnan(highest_logprob) AND highest_logprob > 1e-5",
-            "log-probabilities are not above 0",
-        ),
-        Rule(
-            "logprobs_are_known",
-            "logprobs",
-            "remasking <> 'preferred' AND isnan(highest_logprob) AND "
-            "isnan(list_max(logprobs[:num_tokens]))",
-            "every sampled token has a log-probability",
-        ),
-        Rule(
-            "filtered_where_filtered",
-            "filtered_logprobs",
-            "remasking <> 'preferred' AND (top_k <> 0 OR top_p < 1) <> (filtered_logprobs IS NOT "
-            "NULL)",
-            "log-probabilities under a filter are stored exactly where there was one",
-        ),
-        Rule(
-            "lists_of_one_length",
-            "order_in_step",
-            " OR ".join(
-                f"({name} IS NOT NULL AND len({name}) <> len(response_ids))"
-                for name in ("filtered_logprobs", "order_in_step", "order_logprobs")
+            name="steps_are_a_partition",
+            column="step_map",
+            broken=(
+                "highest_step <> num_steps OR (schedule <> 'dream' AND distinct_steps <> num_steps)"
             ),
-            "optional lists are as long as the response",
+            says="steps are 1 to num_steps, and none is empty except on Dream's schedule",
         ),
         Rule(
-            "order_where_drawn",
-            "order_in_step",
-            "(remasking = 'plackett_luce') <> (order_in_step IS NOT NULL AND order_logprobs IS "
-            "NOT NULL)",
-            "the order within steps is stored exactly where it was drawn",
+            name="steps_stay_in_blocks",
+            column="step_map",
+            broken="NOT steps_in_blocks",
+            says="no step spans two blocks, and blocks follow each other",
         ),
         Rule(
-            "forwards_add_up",
-            "num_forwards",
-            "num_denoising_forwards > num_forwards "
+            name="ids_in_vocabulary",
+            column="response_ids",
+            broken="lowest_id < 0 OR highest_id >= $vocab_size",
+            says="token ids lie inside the vocabulary",
+        ),
+        Rule(
+            name="one_logprob_per_token",
+            column="logprobs",
+            broken="len(logprobs) <> len(response_ids)",
+            says="every token has exactly one log-probability",
+        ),
+        Rule(
+            name="logprobs_are_logarithms",
+            column="logprobs",
+            broken="NOT isnan(highest_logprob) AND highest_logprob > 1e-5",
+            says="log-probabilities are not above 0",
+        ),
+        Rule(
+            name="logprobs_are_known",
+            column="logprobs",
+            broken="remasking <> 'preferred' AND isnan(highest_logprob) AND "
+            "isnan(list_max(logprobs[:num_tokens]))",
+            says="every sampled token has a log-probability",
+        ),
+        Rule(
+            name="filtered_where_filtered",
+            column="filtered_logprobs",
+            broken=(
+                "remasking <> 'preferred' AND (top_k <> 0 OR top_p < 1) <> (filtered_logprobs IS "
+                "NOT NULL)"
+            ),
+            says="log-probabilities under a filter are stored exactly where there was one",
+        ),
+        Rule(
+            name="lists_of_one_length",
+            column="order_in_step",
+            broken="(filtered_logprobs IS NOT NULL AND len(filtered_logprobs) <> len(response_ids))"
+            " OR (order_in_step IS NOT NULL AND len(order_in_step) <> len(response_ids))"
+            " OR (order_logprobs IS NOT NULL AND len(order_logprobs) <> len(response_ids))",
+            says="optional lists are as long as the response",
+        ),
+        Rule(
+            name="order_where_drawn",
+            column="order_in_step",
+            broken=(
+                "(remasking = 'plackett_luce') <> (order_in_step IS NOT NULL AND order_logprobs "
+                "IS NOT NULL)"
+            ),
+            says="the order within steps is stored exactly where it was drawn",
+        ),
+        Rule(
+            name="forwards_add_up",
+            column="num_forwards",
+            broken="num_denoising_forwards > num_forwards "
             "OR (remasking <> 'preferred' AND num_steps > num_denoising_forwards)",
-            "steps <= denoising forwards <= all forwards",
+            says="steps <= denoising forwards <= all forwards",
         ),
         Rule(
-            "verdict_is_known",
-            "verdict",
-            "verdict NOT IN ('correct', 'wrong', 'undecided')",
-            "the verdict is known",
+            name="verdict_is_known",
+            column="verdict",
+            broken="verdict NOT IN ('correct', 'wrong', 'undecided')",
+            says="the verdict is known",
         ),
         Rule(
-            "stop_is_known",
-            "stop_reason",
-            "stop_reason NOT IN ('end', 'length')",
-            "the response ended or was cut",
+            name="stop_is_known",
+            column="stop_reason",
+            broken="stop_reason NOT IN ('end', 'length')",
+            says="the response ended or was cut",
         ),
         Rule(
-            "reward_is_a_number", "reward", "NOT isfinite(reward)", "the reward is a finite number"
+            name="reward_is_a_number",
+            column="reward",
+            broken="NOT isfinite(reward)",
+            says="the reward is a finite number",
         ),
         Rule(
-            "parts_make_the_reward",
-            "reward_parts",
-            "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - reward) > "
-            "1e-6",
-            "reward parts add up to the reward",
+            name="parts_make_the_reward",
+            column="reward_parts",
+            broken=(
+                "cardinality(reward_parts) > 0 AND abs(list_sum(map_values(reward_parts)) - "
+                "reward) > 1e-6"
+            ),
+            says="reward parts add up to the reward",
         ),
         Rule(
-            "undecided_is_not_paid",
-            "reward",
-            "verdict = 'undecided' AND reward > 0",
-            "an undecided response is not paid",
+            name="undecided_is_not_paid",
+            column="reward",
+            broken="verdict = 'undecided' AND reward > 0",
+            says="an undecided response is not paid",
         ),
         Rule(
-            "chunks_are_the_response",
-            "chunk_ends",
-            "chunk_ends IS NOT NULL AND (len(chunk_ends) = 0 OR chunk_ends[-1] <> num_tokens OR "
-            "chunk_ends[1] < 1"
-            " OR len(list_distinct(chunk_ends)) <> len(chunk_ends) OR list_sort(chunk_ends) <> "
-            "chunk_ends)",
-            "chunks follow each other from the first counted token to the last",
+            name="chunks_are_the_response",
+            column="chunk_ends",
+            broken=(
+                "chunk_ends IS NOT NULL AND (len(chunk_ends) = 0 OR chunk_ends[-1] <> num_tokens "
+                "OR chunk_ends[1] < 1 OR len(list_distinct(chunk_ends)) <> len(chunk_ends) OR "
+                "list_sort(chunk_ends) <> chunk_ends)"
+            ),
+            says="chunks follow each other from the first counted token to the last",
         ),
         Rule(
-            "chunks_are_scored",
-            "chunk_scores",
-            "(chunk_ends IS NULL) <> (chunk_scores IS NULL) OR (chunk_ends IS NULL) <> "
+            name="chunks_are_scored",
+            column="chunk_scores",
+            broken="(chunk_ends IS NULL) <> (chunk_scores IS NULL) OR (chunk_ends IS NULL) <> "
             "(chunk_rewards IS NULL)"
             " OR len(chunk_scores) <> len(chunk_ends) OR len(chunk_rewards) <> len(chunk_ends)"
             " OR len(list_filter(chunk_scores, lambda score: NOT isnan(score) AND abs(score) > "
             "1)) > 0"
             " OR len(list_filter(chunk_rewards, lambda reward: NOT isfinite(reward))) > 0",
-            "every chunk has a score from -1 to 1, or none, and a finite reward",
+            says="every chunk has a score from -1 to 1, or none, and a finite reward",
         ),
         Rule(
-            "settings_make_sense",
-            "temperature",
-            "temperature < 0 OR top_k < 0 OR top_p <= 0 OR top_p > 1 OR steps_per_block < 1",
-            "sampler settings lie in their ranges",
+            name="settings_make_sense",
+            column="temperature",
+            broken="temperature < 0 OR top_k < 0 OR top_p <= 0 OR top_p > 1 OR steps_per_block < 1",
+            says="sampler settings lie in their ranges",
         ),
     ),
 }
@@ -354,12 +383,15 @@ def broken_rules(path: Path, table: str, vocab_size: int | None) -> Iterator[Bro
         f"SELECT 1 FROM stored WHERE {' OR '.join(f'({rule.broken})' for rule in rules)} LIMIT 1"
     )
     # One aggregate, so that a condition is evaluated once.
-    ids = [f"list({_ID[table]}) FILTER (WHERE {rule.broken})" for rule in rules]
-    counts = ", ".join(f"coalesce(len({one}), 0), ({one})[:{NUM_FIRST}]" for one in ids)
+    columns = []
+    for rule in rules:
+        ids = f"list({_ID[table]}) FILTER (WHERE {rule.broken})"
+        columns += [f"coalesce(len({ids}), 0)", f"({ids})[:{NUM_FIRST}]"]
+    counts = ", ".join(columns)
     with duckdb.connect(":memory:", config={"threads": "1"}) as connection:
         connection.execute("SET enable_progress_bar = false")  # it would print
         for group, rows in enumerate(row_groups(path, table)):
-            connection.register("stored", rows if table == "tasks" else derived(rows))
+            connection.register("stored", rows if table == "tasks" else add_token_columns(rows))
             parameters = values if table == "rollouts" else None
             if not connection.execute(
                 any_broken, parameters
@@ -368,7 +400,9 @@ def broken_rules(path: Path, table: str, vocab_size: int | None) -> Iterator[Bro
             found = connection.execute(f"SELECT {counts} FROM stored", parameters).fetchall()[0]
             for rule, count, first in zip(rules, found[::2], found[1::2], strict=True):
                 if count:
-                    yield Broken(path, group, rule, count, tuple(first))
+                    yield Broken(
+                        path=path, row_group=group, rule=rule, count=count, first=tuple(first)
+                    )
 
 
 def require_rules(path: Path, table: str, vocab_size: int | None) -> None:
@@ -398,10 +432,10 @@ def row_groups(path: Path, table: str) -> Iterator[pa.Table]:
                 got=error,
                 do="delete it and run the stage that wrote it again",
             ) from error
-        yield upgraded(rows, table, version)
+        yield upgrade_rows(rows, table, version)
 
 
-def derived(rows: pa.Table) -> pa.Table:
+def add_token_columns(rows: pa.Table) -> pa.Table:
     """Rows of rollouts with what rules ask of every token, as columns. A list without elements has
     no lowest and no highest one (null).
 
@@ -411,17 +445,17 @@ def derived(rows: pa.Table) -> pa.Table:
     and later blocks have later steps. The grid is the absolute one where the sequence ends on it;
     blocks of full attention may start at the response instead.
     """
-    parts = [
-        _token_columns(rows.slice(first, _SLICE)) for first in range(0, max(len(rows), 1), _SLICE)
-    ]
+    parts = []
+    for first in range(0, max(len(rows), 1), _SLICE):
+        parts.append(_token_columns(rows.slice(first, _SLICE)))
     made = pa.Table.from_batches(parts)
     return pa.table([*rows.columns, *made.columns], [*rows.column_names, *made.column_names])
 
 
 def _token_columns(rows: pa.Table) -> pa.RecordBatch:
-    prompt, response, logprobs = (
-        _flat(rows, name) for name in ("prompt_ids", "response_ids", "logprobs")
-    )
+    prompt = _flat(rows, "prompt_ids")
+    response = _flat(rows, "response_ids")
+    logprobs = _flat(rows, "logprobs")
     steps, lengths = _flat(rows, "step_map")
     starts, row = _block_starts(rows, lengths)
     return pa.record_batch(

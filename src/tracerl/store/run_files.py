@@ -79,10 +79,10 @@ class RunFiles:
         """Bytes of each file or folder that matches, in the order of their paths. The root's own
         name is no pattern, whatever characters it has."""
         found = self._system_call("glob", f"{glob.escape(self.root)}/{pattern}", detail=True)
-        return {
-            str(path)[len(self.root) + 1 :]: int(info.get("size") or 0)
-            for path, info in sorted(found.items())
-        }
+        sizes = {}
+        for path, info in sorted(found.items()):
+            sizes[str(path)[len(self.root) + 1 :]] = int(info.get("size") or 0)
+        return sizes
 
     def open(self, path: str) -> BinaryIO:
         return cast(BinaryIO, self._system_call("open", f"{self.root}/{path}", "rb"))

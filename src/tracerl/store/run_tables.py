@@ -190,11 +190,11 @@ def _is_in_params(run: RunFiles, path: str, checked: dict[str, Any]) -> bool:
 
 def _is_part(part: Any, whole: Any) -> bool:
     """Whether every key of `part` stands in `whole` with the same value."""
-    if isinstance(part, dict):
-        return isinstance(whole, dict) and all(
-            key in whole and _is_part(value, whole[key]) for key, value in part.items()
-        )
-    return _equal(part, whole)
+    if not isinstance(part, dict):
+        return _equal(part, whole)
+    if not isinstance(whole, dict):
+        return False
+    return all(key in whole and _is_part(value, whole[key]) for key, value in part.items())
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -285,7 +285,7 @@ def _curve(run: RunFiles, path: str) -> Iterator[dict[str, Any]]:
     curve = "held-out" if held_out or path.endswith("-held-out.tsv") else "train"
     for row in curve_rows(run.text(path), path):
         words = [value for value in row.values() if isinstance(value, str)]
-        step = next((row[name] for name in ("iteration", "step") if name in row), None)
+        step = row.get("iteration", row.get("step"))
         for name, value in row.items():
             if not isinstance(value, str) and name not in ("iteration", "step"):
                 label = ".".join([*words, name])
@@ -311,9 +311,10 @@ def curve_rows(text: str, where: str) -> list[dict[str, Any]]:
                 wanted=f"{len(heading)}",
                 do="run the stage that wrote it again",
             )
-    return [
-        {name: _number(cell) for name, cell in zip(heading, cells, strict=True)} for cells in lines
-    ]
+    rows = []
+    for cells in lines:
+        rows.append({name: _number(cell) for name, cell in zip(heading, cells, strict=True)})
+    return rows
 
 
 def _number(cell: str) -> float | str:

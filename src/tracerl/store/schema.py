@@ -28,18 +28,15 @@ def _list(kind: pa.DataType) -> pa.DataType:
 
 TASKS = pa.schema(
     [
-        pa.field(name, kind, nullable=False)
-        for name, kind in (
-            ("task_id", pa.string()),
-            ("task_set", pa.string()),
-            ("kind", pa.string()),
-            ("split", pa.string()),
-            ("difficulty", pa.int32()),
-            ("prompt", pa.string()),
-            ("answer", pa.string()),
-            ("solution", pa.string()),
-            ("spec", pa.string()),
-        )
+        pa.field("task_id", pa.string(), nullable=False),
+        pa.field("task_set", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("difficulty", pa.int32(), nullable=False),
+        pa.field("prompt", pa.string(), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),
+        pa.field("solution", pa.string(), nullable=False),
+        pa.field("spec", pa.string(), nullable=False),
     ],
     metadata=_META,
 )
@@ -191,8 +188,7 @@ LIST_ENCODINGS = {
 def upgrades(table: str, version: int) -> dict[str, str]:
     """Columns that rows of `table` written under `version` lack, as expressions over such a row,
     oldest first."""
-    return {
-        name: text
-        for older in range(version, SCHEMA_VERSION)
-        for name, text in MIGRATIONS[older].get(table, {}).items()
-    }
+    expressions: dict[str, str] = {}
+    for older in range(version, SCHEMA_VERSION):
+        expressions |= MIGRATIONS[older].get(table, {})
+    return expressions

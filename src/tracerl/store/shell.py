@@ -86,16 +86,15 @@ _KEYWORDS = [
 
 def completions(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     """Word -> what it is: views, their columns, macros, dot commands and keywords."""
-    words = {word.lower(): "keyword" for word in _KEYWORDS}
+    words = dict.fromkeys(map(str.lower, _KEYWORDS), "keyword")
     for view in VIEWS:
-        described = connection.sql(f"DESCRIBE {view}").fetchall()
-        words |= {str(name): str(kind).lower() for name, kind, *_ in described}
-    words |= {
-        signature.partition("(")[0] + "(": what for signature, (_, what) in MACROS.items()
-    } | {"decoded(": DECODED[1]}
-    words |= dict.fromkeys(VIEWS, "view") | dict.fromkeys(
-        (".help", ".tables", ".columns", ".macros", ".quit"), "command"
-    )
+        for name, kind, *_ in connection.sql(f"DESCRIBE {view}").fetchall():
+            words[str(name)] = str(kind).lower()
+    for signature, (_, what) in MACROS.items():
+        words[signature.partition("(")[0] + "("] = what
+    words["decoded("] = DECODED[1]
+    words |= dict.fromkeys(VIEWS, "view")
+    words |= dict.fromkeys((".help", ".tables", ".columns", ".macros", ".quit"), "command")
     return words
 
 
@@ -118,11 +117,11 @@ class NameCompleter(Completer):
             (name for name in self.words if name.startswith(typed)),
             key=lambda name: (self.words[name] != "view", name),
         )
-        later = sorted(
-            name
-            for name in self.words
-            if typed in name and not name.startswith(typed) and len(typed) > 2
-        )
+        matches = []
+        for name in self.words:
+            if typed in name and not name.startswith(typed) and len(typed) > 2:
+                matches.append(name)
+        later = sorted(matches)
         for name in [*first, *later]:
             yield Completion(name, start_position=-len(typed), display_meta=self.words[name])
 

@@ -4,6 +4,7 @@ A response whose verdict is undecided is stored and counted, and that is all: it
 charged, so it leaves its group before the filter, the advantages and the training.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +88,13 @@ class Collector:
             informative, process_metrics = rewarder.pay(
                 informative, self.settings.advantages, self.tokenizer
             )
-        paid = {rollout.rollout_id: rollout for group in informative for rollout in group}
-        rollouts = [paid.get(r.rollout_id, r) for group in groups for r in group]
+        paid = {rollout.rollout_id: rollout for rollout in _flat(informative)}
+        rollouts = [paid.get(rollout.rollout_id, rollout) for rollout in _flat(groups)]
         rows = rollouts_to_table(rollouts, self.judging.judges)
         self._store(f"iter-{iteration:05d}", rows)
         self._require_groups(informative, groups, iteration)
         metrics = {
-            "reward": float(np.mean([rollout.reward for rollout in rollouts])),
+            "reward": float(np.mean(_rewards(rollouts))),
             "sampled_groups": len(groups),
             "kept_groups": len(informative),
             **self.count_uninformative(groups),
@@ -106,7 +107,9 @@ class Collector:
         """Accuracy on the first held-out problems of each set, a row per mode; the responses
         are stored as well."""
         settings = self.settings.held_out
-        tasks = [task for pool in pools.values() for task in pool[: settings.num_problems]]
+        tasks: list[Task] = []
+        for pool in pools.values():
+            tasks += pool[: settings.num_problems]
         policy = policy_hash(self.model)
         curve_rows = []
         for mode_name, mode in settings.modes.items():
@@ -127,8 +130,11 @@ class Collector:
             self._store(f"{name}-{iteration:05d}", table)
             summary = summarise(table, settings.bootstrap, self.seed)
             # How programs end is known only where some ran: a curve's rows have the same columns.
-            common = {k: v for k, v in summary.items() if not k.startswith("program_")}
-            curve_rows.append({"iteration": iteration, "remasking": mode_name, **common})
+            row = {"iteration": iteration, "remasking": mode_name}
+            for key, value in summary.items():
+                if not key.startswith("program_"):
+                    row[key] = value
+            curve_rows.append(row)
         return curve_rows
 
     def is_informative(self, group: Sequence[Rollout]) -> bool:
@@ -163,8 +169,8 @@ class Collector:
         settings = self.settings
         if len(informative) >= settings.min_groups:
             return
-        rollouts = [rollout for group in groups for rollout in group]
-        mean = np.mean([rollout.reward for rollout in rollouts])
+        rollouts = _flat(groups)
+        mean = np.mean(_rewards(rollouts))
         raise TrainingError(
             "too few groups of responses say which response is better",
             where=f"{self.stage}, iteration {iteration}",
@@ -214,7 +220,7 @@ class Collector:
                 self.model.eval(), self.tokenizer, wave, size, settings.sampler, context
             )
             groups += [rollouts[i : i + size] for i in range(0, len(rollouts), size)]
-            missing = settings.groups - sum(self.is_informative(group) for group in groups)
+            missing = settings.groups - sum(map(self.is_informative, groups))
         return groups
 
 
@@ -235,6 +241,11 @@ def draw_tasks(
 def drop_undecided(group: Sequence[Rollout]) -> list[Rollout]:
     """The group without the responses whose verdict is "undecided"."""
     return [rollout for rollout in group if rollout.verdict != "undecided"]
+
+
+def _flat(groups: Groups) -> list[Rollout]:
+    """The responses of all groups, group by group."""
+    return list(itertools.chain.from_iterable(groups))
 
 
 def _num_undecided(rollouts: Sequence[Rollout]) -> int:

@@ -5,6 +5,7 @@ what the process rewards pay. With one, it gets the generalised advantage of its
 (training/critic.py).
 """
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -78,12 +79,12 @@ class AdvantageEstimator:
                     trajectories, part.tolist(), rewards, self.settings, self.tokenizer.mask_id
                 )
                 parts.append(targets)
-        everything = [targets for part in parts for targets in part]
+        everything = list(itertools.chain.from_iterable(parts))
         tables = iter(token_advantages(everything, trajectories))
         metrics = value_metrics(everything)
         if (iteration - 1) % critic.settings.every == 0:
             critic.update(parts)
-        return [[next(tables) for _ in group] for group in groups], metrics
+        return [list(itertools.islice(tables, len(group))) for group in groups], metrics
 
     def trainable(self, rollout: Rollout) -> Trajectory:
         """The rollout's trajectory with up to `num_pad` of the end tokens that follow the first one

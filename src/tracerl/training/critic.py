@@ -133,9 +133,14 @@ class Critic:
         lengths = [num_layout_tokens(trajectories[i], plan, size, family) for i, plan in parts]
         passes = []
         for packing, counts in distributed.shard_padded(pack_padded(lengths, limit)):
-            indices = [parts[i][0] for i in packing]
+            indices = []
+            plans = []
+            for i in packing:
+                index, plan = parts[i]
+                indices.append(index)
+                plans.append(plan)
             batch = [trajectories[i] for i in indices]
-            views = build_views(batch, [parts[i][1] for i in packing], size, family, mask_id)
+            views = build_views(batch, plans, size, family, mask_id)
             with torch.no_grad():
                 values = read_values(model, views).double().cpu().numpy()
             passes.append(_Pass(indices=indices, views=views, values=values, counts=counts))
@@ -219,9 +224,14 @@ def token_advantages(
 def value_metrics(parts: Sequence[ValueTargets]) -> dict[str, float]:
     """Explained variance and squared error (halved, a mean) of the old values over all tokens of
     all ranks."""
-    real = [part for part in parts if part.counts]
-    values = np.concatenate(distributed.all_gather([part.old_values for part in real]))
-    returns = np.concatenate(distributed.all_gather([part.returns for part in real]))
+    rank_values = []
+    rank_returns = []
+    for part in parts:
+        if part.counts:
+            rank_values.append(part.old_values)
+            rank_returns.append(part.returns)
+    values = np.concatenate(distributed.all_gather(rank_values))
+    returns = np.concatenate(distributed.all_gather(rank_returns))
     return {
         "explained_variance": explained_variance(values, returns),
         "value_loss": float(0.5 * ((values - returns) ** 2).mean()),

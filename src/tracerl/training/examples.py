@@ -48,8 +48,12 @@ def drop_long_examples(
     short: dict[str, list[Trajectory]] = {}
     for name, pool in examples.items():
         short[name] = [t for t in pool if len(t.prompt_ids) + len(t.response_ids) <= max_length]
-    dropped = {name: len(examples[name]) - len(short[name]) for name in examples}
-    empty = [name for name, pool in short.items() if not pool]
+    dropped = {}
+    empty = []
+    for name, pool in short.items():
+        dropped[name] = len(examples[name]) - len(pool)
+        if not pool:
+            empty.append(name)
     if empty:
         counts = {}
         for name in empty:

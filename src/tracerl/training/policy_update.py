@@ -8,6 +8,7 @@ for every epoch; their draw is a function of (seed, stage, iteration, epoch, res
 """
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -153,14 +154,18 @@ class PolicyUpdate:
         for number, batch in enumerate(batches):
             prepared.append(self.prepare(batch, iteration, 0, on_policy=once and number == 0))
         for epoch in range(1, self.settings.epochs):
-            if draws:
-                prepared += [self.prepare(batch, iteration, epoch) for batch in batches]
-            else:
+            if not draws:
                 prepared += prepared[: len(batches)]
-        rows = [self.step(micro_batches) for micro_batches in prepared]
-        means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
-        means["oversize_micro_batches"] = sum(row["oversize_micro_batches"] for row in rows)
-        return means
+                continue
+            for batch in batches:
+                prepared.append(self.prepare(batch, iteration, epoch))
+        rows = list(map(self.step, prepared))
+        metrics = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            total = name == "oversize_micro_batches"
+            metrics[name] = sum(values) if total else float(np.mean(values))
+        return metrics
 
     def prepare(
         self, batch: Batch, iteration: int, epoch: int, on_policy: bool = False
@@ -190,7 +195,7 @@ class PolicyUpdate:
         packings = pack_padded(lengths, settings.micro_batch_tokens)
         prepared = []
         for packing, counts in distributed.shard_padded(packings):
-            indices = [i for bundle in packing for i in bundles[bundle]]
+            indices = list(itertools.chain.from_iterable(bundles[bundle] for bundle in packing))
             part = Batch(
                 trajectories=[parts.trajectories[i] for i in indices],
                 advantages=[parts.advantages[i] for i in indices],

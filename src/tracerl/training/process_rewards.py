@@ -12,6 +12,7 @@ that reaches into two chunks is paid for each of them in full, where there a tok
 chunk's share only. One answer is asked for, not three that must agree.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -59,12 +60,12 @@ class ProcessRewarder:
                 for i in range(len(texts)):
                     questions.append(Question(task=rollout.task, chunks=tuple(texts), index=i))
         scores = self._scores(questions)
-        per_response = iter(np.split(scores, np.cumsum([len(part) for part in ends])[:-1]))
+        per_response = iter(np.split(scores, np.cumsum(list(map(len, ends)))[:-1]))
         ends_left = iter(ends)
         paid = []
         for group in groups:
-            group_scores = [next(per_response) for _ in group]
-            group_ends = [next(ends_left) for _ in group]
+            group_scores = list(itertools.islice(per_response, len(group)))
+            group_ends = list(itertools.islice(ends_left, len(group)))
             paid.append(self._pay_group(group, group_scores, group_ends, advantages))
         decided = scores[~np.isnan(scores)]
         return paid, {

@@ -119,8 +119,10 @@ class TaskPools:
 
 def training_sets(settings: RlRound) -> list[str]:
     """The task sets that the phases of a round draw from, each once."""
-    names = [name for phase in settings.phase_rounds for name in phase.tasks]
-    return list(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for phase in settings.phase_rounds:
+        names |= dict.fromkeys(phase.tasks)
+    return list(names)
 
 
 def held_out_sets(settings: RlRound) -> list[str]:
@@ -347,8 +349,8 @@ def _describe(row: Mapping[str, Any]) -> str:
 
 def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors whose name starts with a prefix, without it."""
-    return {
-        name.removeprefix(prefix + "."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix + ".")
-    }
+    part = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix + "."):
+            part[name.removeprefix(prefix + ".")] = tensor
+    return part

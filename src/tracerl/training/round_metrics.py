@@ -30,8 +30,13 @@ def round_metrics(
 
 def _before_and_after(rows: Sequence[Mapping[str, Any]], iterations: int) -> dict[str, Any]:
     """By remasking mode, held-out metrics at the start and after the last iteration."""
-    first = {row["remasking"]: row for row in rows if row["iteration"] == 0}
-    last = {row["remasking"]: row for row in rows if row["iteration"] == iterations}
+    first = {}
+    last = {}
+    for row in rows:
+        if row["iteration"] == 0:
+            first[row["remasking"]] = row
+        if row["iteration"] == iterations:
+            last[row["remasking"]] = row
     pairs: dict[str, Any] = {}
     for mode in last:
         pairs[mode] = {}

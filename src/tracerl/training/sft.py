@@ -224,10 +224,9 @@ def draw_batch(
                 example, block_size, tokenizer, family.attention, settings.end_tokens
             )
         )
-    plans = [
-        make_plan(settings.objective, trajectory, block_size, family, rng)
-        for trajectory in trajectories
-    ]
+    plans = []
+    for trajectory in trajectories:
+        plans.append(make_plan(settings.objective, trajectory, block_size, family, rng))
     return SftBatch(trajectories=trajectories, plans=plans, block_size=block_size)
 
 
@@ -246,13 +245,10 @@ def split_batch(batch: SftBatch, settings: Training, family: Family) -> list[Sft
     packings = list(enumerate(pack(lengths, limit)))
     micro_batches = []
     for (number, indices), counts in distributed.shard_padded(packings):
-        micro_batch = SftMicroBatch(
-            number=number,
-            trajectories=[parts[i][0] for i in indices],
-            plans=[parts[i][1] for i in indices],
-            counts=counts,
+        trajectories, plans = map(list, zip(*(parts[i] for i in indices), strict=True))
+        micro_batches.append(
+            SftMicroBatch(number=number, trajectories=trajectories, plans=plans, counts=counts)
         )
-        micro_batches.append(micro_batch)
     return micro_batches
 
 
