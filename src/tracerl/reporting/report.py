@@ -136,7 +136,7 @@ def mode_descriptions(params: Params) -> list[tuple[str, str]]:
         num_samples = mode.samples(evaluation.num_samples)
         words = [*dict.fromkeys(ways), f"responses to a problem: {num_samples}"]
         if mode.num_samples is None:
-            for task_set, count in evaluation.samples.items():
+            for task_set, count in (evaluation.samples or {}).items():
                 words.append(f"to one of {task_set}: {count}")
         descriptions.append((name, "; ".join(words)))
     return descriptions if params.evaluate else []

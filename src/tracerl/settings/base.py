@@ -30,6 +30,12 @@ Fraction = Field(ge=0.0, le=1.0)
 Positive = Field(gt=0)
 
 
+def is_none(value: object) -> bool:
+    """Of a key added later: whether it is left out of what a stage reads, so that runs made before
+    it stay the same runs."""
+    return value is None
+
+
 def check_range(name: str, value: tuple[float, float], empty: bool) -> None:
     """Raises ValueError unless `value` is a range inside [0, 1].
 

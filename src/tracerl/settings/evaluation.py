@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from tracerl.settings.base import Fraction, Name, Positive, Section, check_range
+from tracerl.settings.base import Fraction, Name, Positive, Section, check_range, is_none
 from tracerl.settings.sampling import Mode, Sampler
 
 Modes = Annotated[dict[Name, Mode], Field(min_length=1)]
@@ -28,11 +28,6 @@ def explain(error: ValidationError) -> str:
         path = ".".join(map(str, problem["loc"]))
         problems.append(f"{path} {problem['msg']}".strip())
     return "; ".join(problems)
-
-
-def _is_empty(samples: dict[str, int]) -> bool:
-    """Whether the key is left out of what a stage reads: a run without it is the same run."""
-    return not samples
 
 
 class HeldOut(Section):
@@ -72,9 +67,9 @@ class EvaluationDefaults(Section):
     """Problems per task set."""
     num_samples: int = Positive
     """Responses per problem."""
-    samples: dict[str, Annotated[int, Field(gt=0)]] = Field(default={}, exclude_if=_is_empty)
+    samples: dict[str, Annotated[int, Field(gt=0)]] | None = Field(default=None, exclude_if=is_none)
     """Task set -> responses per problem, where they are not num_samples. A mode that says its own
-    num_samples has those for every set."""
+    num_samples has those for every set. Null for num_samples everywhere."""
     batch_size: int = Positive
     """Problems per saved batch."""
     bootstrap: int = Positive
@@ -85,7 +80,8 @@ class EvaluationDefaults(Section):
     def samples_of(self, task_set: str, mode: str) -> int:
         """Responses per problem of a task set in a mode: the mode's own number, else the task
         set's, else that of the section."""
-        return self.modes[mode].samples(self.samples.get(task_set, self.num_samples))
+        of_set = (self.samples or {}).get(task_set, self.num_samples)
+        return self.modes[mode].samples(of_set)
 
 
 class Report(Section):

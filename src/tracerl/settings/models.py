@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tracerl.settings.base import Positive, Section
+from tracerl.settings.base import Positive, Section, is_none
 
 
 class ExpertShape(Section):
@@ -77,11 +77,9 @@ class ModelShape(Section):
     """Added to the mean square in RMSNorm."""
     tie_embeddings: bool
     """Whether the LM head is the embedding."""
-    rotary_factor: float | None = Field(
-        default=None, gt=0.0, le=1.0, exclude_if=lambda x: x is None
-    )
+    rotary_factor: float | None = Field(default=None, gt=0.0, le=1.0, exclude_if=is_none)
     """Share of a head's dimensions that rotary positions turn (llada-moe, llada2), null for all."""
-    experts: ExpertShape | None = Field(default=None, exclude_if=lambda x: x is None)
+    experts: ExpertShape | None = Field(default=None, exclude_if=is_none)
     """Mixtures of experts of the families that have them, null for dense layers."""
 
     @model_validator(mode="after")

@@ -121,7 +121,7 @@ class Params(Section):
         evaluated: set[str] = set()
         for evaluation in self.evaluate.values():
             evaluated.update(evaluation.tasks)
-        unknown = sorted(set(self.evaluation.samples) - evaluated)
+        unknown = sorted(set(self.evaluation.samples or {}) - evaluated)
         if unknown:
             raise ValueError(
                 f"evaluation.samples: no evaluation has the task set {', '.join(unknown)}; "

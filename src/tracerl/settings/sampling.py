@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tracerl.settings.base import Positive, Section
+from tracerl.settings.base import Positive, Section, is_none
 
 
 class _Order(Section):
@@ -47,7 +47,7 @@ class Dynamic(_Order):
     """Name of the order."""
     threshold: float
     """Confidence to exceed: a probability, or nats for confidence neg_entropy."""
-    at_least: int | None = Field(default=None, gt=0, exclude_if=lambda x: x is None)
+    at_least: int | None = Field(default=None, gt=0, exclude_if=is_none)
     """Positions that are committed whatever their confidence, null for one."""
 
 
@@ -218,7 +218,7 @@ class Sampler(Section):
     cache_tokens: int | None = Field(gt=0)
     """Positions that a cache holds over all rows, null for max_rows of the longest request. With
     fewer, fewer rows are sampled at once; the responses are the same."""
-    edit: Edit | None = Field(default=None, exclude_if=lambda x: x is None)
+    edit: Edit | None = Field(default=None, exclude_if=is_none)
     """Replaces committed tokens, in evaluations and chat of block-causal models; null for never."""
 
     @property
@@ -317,7 +317,7 @@ class SamplerChanges(Section):
     """A whole cache."""
     max_rows: int | None = Field(default=None, gt=0)
     """As in the sampler."""
-    edit: Edit | None = Field(default=None, exclude_if=lambda x: x is None)
+    edit: Edit | None = Field(default=None, exclude_if=is_none)
     """As in the sampler."""
 
     def apply(self, sampler: Sampler) -> Sampler:

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tracerl.settings.base import Fraction, Positive, Section, Shares, check_range
+from tracerl.settings.base import Fraction, Positive, Section, Shares, check_range, is_none
 from tracerl.settings.models import Lora, ModelShape, TokenIds
 from tracerl.settings.sampling import Sampler
 
@@ -159,11 +159,6 @@ class SftRound(Training):
                 "step map"
             )
         return self
-
-
-def _is_absent(section: Section | None) -> bool:
-    """Whether the key is left out of what a stage reads: a run without it is the same run."""
-    return section is None
 
 
 class _AdaptData(Section):
@@ -326,7 +321,7 @@ class Base(Section):
     token_ids: TokenIds
     """Ids that replace those of the directory. With `adapt` and without a mask there, a token
     `<|mask|>` is added to the vocabulary."""
-    adapt: Adapt | None = Field(default=None, exclude_if=_is_absent)
+    adapt: Adapt | None = Field(default=None, exclude_if=is_none)
     """How the autoregressive checkpoint at `path` becomes a diffusion model; null to import it as
     it is."""
     model: ModelShape
