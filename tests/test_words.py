@@ -24,11 +24,15 @@ pytestmark = pytest.mark.timeout(600)
 SAMPLES = Path(__file__).parent / "fixtures" / "benchmarks"
 SETS = {"num_train": 60, "num_test": 20}
 STEPS = {"num_steps": 4, "batch_size": 4, "save_every": 1}
+STAGES = {"sft": ("short", "ar"), "rl": ("short",), "evaluate": ("origin", "ar", "rl-short")}
 
 
 def words_params() -> dict[str, Any]:
-    """The profile with one easy set of problems, a few steps in every stage, and one rank."""
+    """The profile with the stages of STAGES, one easy set of problems, a few steps in every stage,
+    and one rank."""
     params: dict[str, Any] = resolve(copy.deepcopy(PROFILES["words"]))
+    for kind, names in STAGES.items():
+        params[kind] = {name: params[kind][name] for name in names}
     params["defaults"] = {}  # every one is written out
     params["launch"]["ranks"] = 1
     for task_set in params["tasks"]["sets"].values():
@@ -122,21 +126,13 @@ def test_the_rest_of_the_chain_runs_on_the_adapted_base(adapted: Path, tmp_path:
     folder = tmp_path / "run"
     shutil.copytree(adapted, folder)
     shutil.copy(ROOT / "reports" / "baseline.json", folder / "reports")
-    for command in (
-        ("sft", "short"),
-        ("sft", "ar"),
-        ("rl", "short"),
-        ("traces",),
-        ("evaluate", "origin"),
-        ("evaluate", "ar"),
-        ("evaluate", "rl-short"),
-        ("validate", "tasks"),
-        ("validate", "traces"),
-        ("validate", "rollouts"),
-        ("validate", "evals"),
-        ("report",),
-    ):
-        run_stage(folder, *command)
+    run_stage(folder, "traces")
+    for kind, names in STAGES.items():
+        for name in names:
+            run_stage(folder, kind, name)
+    for artifact in ("tasks", "traces", "rollouts", "evals"):
+        run_stage(folder, "validate", artifact)
+    run_stage(folder, "report")
     assert (folder / "reports" / "report.html").is_file()
     checkpoints = set()
     for path in (folder / "reports" / "metrics" / "evaluate").glob("*.json"):

@@ -98,6 +98,11 @@ def converted_architecture(
     return architecture_of(_config_for(config, _family_for(config, adapt, directory)), directory)
 
 
+def origin_family(config: Mapping[str, Any]) -> str:
+    """The family that has the tensors of an autoregressive config.json, no more and no fewer."""
+    return _RECORDS[str(config["model_type"])][0]
+
+
 def _family_for(config: Mapping[str, Any], adapt: Adapt, directory: Path) -> Family:
     """The family of the result."""
     records = [FAMILIES[name] for name in _RECORDS[str(config["model_type"])]]

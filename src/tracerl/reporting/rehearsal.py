@@ -21,6 +21,7 @@ import torch
 
 from tracerl.errors import ParamsError, TracerlError
 from tracerl.evaluation.evaluate import EvaluationPlan, evaluate
+from tracerl.models.baselines import copy_baseline, load_policy
 from tracerl.models.checkpoint import (
     apply_compute,
     device_of,
@@ -29,8 +30,11 @@ from tracerl.models.checkpoint import (
     policy_hash,
     save_checkpoint,
 )
+from tracerl.models.conversion import convert_checkpoint
 from tracerl.models.cost import peak_memory, reset_peak_memory
+from tracerl.models.directory import read_json
 from tracerl.models.policy import Policy, new_model, shape_architecture
+from tracerl.models.published_config import read_config
 from tracerl.models.tokenizer import Tokenizer, character_tokenizer
 from tracerl.models.transformer import Architecture
 from tracerl.reporting.doctor import Need, memory_limit, readable, shape_of, stage_needs
@@ -41,13 +45,15 @@ from tracerl.reporting.rehearsal_inputs import (
     reduce_architecture,
     reduce_params,
     write_random_checkpoint,
+    write_random_origin,
 )
 from tracerl.rollouts.responses import SampleContext, respond, rollouts_to_table
 from tracerl.seeds import generator_for
 from tracerl.settings.evaluation import samplers_of
-from tracerl.settings.params import Params
-from tracerl.settings.training import Training
+from tracerl.settings.params import ORIGIN, Params
+from tracerl.settings.training import Adapt, Training
 from tracerl.store.files import read_trajectories, write_rollouts
+from tracerl.training.adaptation import train_adaptation
 from tracerl.training.collect import Judging
 from tracerl.training.policy_update import check_rows
 from tracerl.training.rl import TaskPools, load_models, train_rl
@@ -98,6 +104,8 @@ class Rehearsal:
     """Precision of the weights."""
     reductions: Reductions
     """What differs between the two."""
+    origin: str | None
+    """`model_type` of the autoregressive checkpoint that `base` adapts; None if it adapts none."""
     root: Path
     """Folder of the run, where relative paths of the params start."""
 
@@ -156,10 +164,18 @@ def plan_rehearsal(
         small_architecture=reduce_architecture(architecture, reductions),
         dtype=dtype,
         reductions=reductions,
+        origin=_origin(params, root, config),
         root=root,
     )
     _check_fits(rehearsal)
     return rehearsal
+
+
+def _origin(params: Params, root: Path, config: Path | None) -> str | None:
+    if params.base.path is None or params.base.adapt is None:
+        return None
+    published = read_json(config) if config else read_config(root / params.base.path)
+    return str(published["model_type"])
 
 
 def rehearse(
@@ -239,7 +255,8 @@ def _parents(params: Params) -> dict[str, list[str]]:
     for name, rl in params.rl.items():
         parents[f"rl@{name}"] = [rl.init]
     for name, evaluation in params.evaluate.items():
-        parents[f"evaluate@{name}"] = [evaluation.checkpoint]
+        parent = "base" if evaluation.checkpoint == ORIGIN else evaluation.checkpoint
+        parents[f"evaluate@{name}"] = [parent]
     return {stage: parents[stage] for stage in TopologicalSorter(parents).static_order()}
 
 
@@ -290,13 +307,12 @@ class _Work:
         """Writes the published directory that `base` imports."""
         if self.params.base.path is None:
             return
-        write_random_checkpoint(
-            self.rehearsal.small_architecture,
-            self.rehearsal.tokenizer,
-            self.rehearsal.dtype,
-            self.params.seed,
-            self.folder / _PUBLISHED,
-        )
+        arch, tokenizer = self.rehearsal.small_architecture, self.rehearsal.tokenizer
+        dtype, seed, folder = self.rehearsal.dtype, self.params.seed, self.folder / _PUBLISHED
+        if self.rehearsal.origin is None:
+            write_random_checkpoint(arch, tokenizer, dtype, seed, folder)
+        else:
+            write_random_origin(arch, self.rehearsal.origin, tokenizer, dtype, seed, folder)
 
     def run(self, stage: str) -> None:
         kind, _, name = stage.partition("@")
@@ -329,9 +345,26 @@ class _Work:
             policy = apply_compute(policy, self.params.compute)
             self.train("base", policy, tokenizer, self.params.base.train, "tasks")
             return
+        if self.params.base.adapt is not None:
+            self.adapt(self.params.base.adapt)
+            return
         with self.timed():
             policy, tokenizer = load_checkpoint(self.folder / _PUBLISHED)
             save_checkpoint(policy, tokenizer, self.checkpoint("base"))
+
+    def adapt(self, adapt: Adapt) -> None:
+        origin = self.folder / _PUBLISHED
+        policy, tokenizer = convert_checkpoint(
+            origin, adapt, self.params.base.token_ids, self.params.compute
+        )
+        examples = {}
+        for name in adapt.data.shares:
+            tasks = self.tasks(Path(name).stem, "train")
+            examples[name] = [task_trajectory(task, tokenizer) for task in tasks]
+        with self.timed():
+            train_adaptation(policy, tokenizer, examples, adapt, self.context("base"))
+        save_checkpoint(policy, tokenizer, self.checkpoint("base"))
+        copy_baseline(origin, self.checkpoint(ORIGIN))
 
     def traces(self) -> None:
         settings = self.params.traces
@@ -409,9 +442,7 @@ class _Work:
 
     def evaluate(self, name: str) -> None:
         settings = self.params.evaluate[name]
-        policy, tokenizer = load_checkpoint(
-            self.checkpoint(settings.checkpoint), self.params.compute
-        )
+        policy, tokenizer = load_policy(self.checkpoint(settings.checkpoint), self.params.compute)
         modes = samplers_of(self.params.evaluation.modes, settings.sampler, "evaluation.modes")
         plan = EvaluationPlan(
             stage=f"evaluate@{name}",

@@ -14,9 +14,12 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as TokenizerFile
 from torch import nn
 
+from tracerl.disk import write_json
 from tracerl.errors import ParamsError
 from tracerl.models.checkpoint import save_checkpoint
-from tracerl.models.families import FAMILIES
+from tracerl.models.conversion import origin_family
+from tracerl.models.directory import read_json
+from tracerl.models.families import ATTENTION_KEY, AUTOREGRESSIVE, FAMILIES
 from tracerl.models.mlp import Experts
 from tracerl.models.policy import Policy, empty_model
 from tracerl.models.tokenizer import Tokenizer
@@ -157,6 +160,31 @@ def write_random_checkpoint(
     save_checkpoint(policy, tokenizer, directory)
 
 
+def write_random_origin(
+    arch: Architecture,
+    model_type: str,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype,
+    seed: int,
+    directory: Path,
+) -> None:
+    """Writes an autoregressive checkpoint directory, which names no mask, with random weights as
+    `write_random_checkpoint` draws them.
+
+    arch: shape of what it is adapted to. model_type: that of its config.json.
+    """
+    family = FAMILIES[origin_family({"model_type": model_type})]
+    write_random_checkpoint(replace(arch, family=family.name), tokenizer, dtype, seed, directory)
+    config = read_json(directory / "config.json")
+    for key in ("auto_map", ATTENTION_KEY, family.config_keys["mask_id"]):
+        config.pop(key, None)
+    config |= {"model_type": model_type, "architectures": [AUTOREGRESSIVE[model_type]]}
+    write_json(directory / "config.json", config)
+    names = read_json(directory / "tokenizer_config.json")
+    names.pop("mask_token")
+    write_json(directory / "tokenizer_config.json", names)
+
+
 def made_up_tasks(task_set: str, reductions: Reductions) -> list[Task]:
     """A training and a test problem of a set, with a worked solution. Prompt and solution are as
     long as they may be, a byte a token."""
@@ -191,6 +219,8 @@ def reduce_params(params: Params, reductions: Reductions) -> Params:
     if not torch.cuda.is_available():
         tree["compute"]["device"] = "cpu"
     _reduce_training(base["train"], reductions)
+    if "adapt" in base:
+        _reduce_adapt(base["adapt"], reductions)
     for sft in tree["sft"].values():
         _reduce_training(sft, reductions)
     for rl in tree["rl"].values():
@@ -210,8 +240,20 @@ def reduce_params(params: Params, reductions: Reductions) -> Params:
 
 
 def _reduce_training(training: dict[str, Any], reductions: Reductions) -> None:
+    training["num_steps"] = 1
+    _reduce_batches(training, reductions)
+
+
+def _reduce_adapt(adapt: dict[str, Any], reductions: Reductions) -> None:
+    """A step in each phase."""
+    for phase in adapt["phases"]:
+        phase["tokens"] = 1
+    _reduce_batches(adapt, reductions)
+
+
+def _reduce_batches(training: dict[str, Any], reductions: Reductions) -> None:
     length = reductions.prompt_tokens + reductions.response_tokens
-    training.update(num_steps=1, save_every=1, max_length=length)
+    training.update(save_every=1, max_length=length)
     training["batch_size"] = min(training["batch_size"], _BATCH_SIZE)
     training["micro_batch_tokens"] = _micro_batch(training["micro_batch_tokens"], reductions)
     if training["row_tokens"] is not None:

@@ -152,8 +152,11 @@ def _sampler_words(sampler: Sampler) -> str:
         drawn = f"drawn at temperature {sampler.temperature:g}"
         drawn += f", top_k {sampler.top_k}" if sampler.top_k else ""
         drawn += f", top_p {sampler.top_p:g}" if sampler.top_p < 1.0 else ""
-    keys = [f"{key} {value}" for key, value in sampler.order if key != "kind"]
-    order = ", ".join([f"order {sampler.order.kind}", *keys])
+    keys = sampler.order.model_dump()
+    words = [f"order {keys.pop('kind')}"]
+    for key, value in keys.items():
+        words.append(f"{key} {value}")
+    order = ", ".join(words)
     if sampler.order.scheduled:
         order += f", tokens per step {sampler.block_size / sampler.steps_per_block:g}"
     return f"{drawn}; {order}"
