@@ -7,7 +7,7 @@ SHELL := /bin/sh
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 PORT ?= 4200
-LANES ?= 2
+JOBS ?= 2
 FAST ?=
 # Of `make words`: the folder of the problems' files, where it runs, and what runs it.
 DATA ?=
@@ -51,7 +51,7 @@ repro: setup  ## rerun what changed of the whole chain, then print the result ta
 	@.venv/bin/tracerl summary
 
 replicate: setup  ## the papers' claims on small models, some hours on two cores (a look in minutes: make replicate FAST=1)
-	@OMP_NUM_THREADS=1 python -m replication.run $(if $(FAST),--fast) --lanes $(LANES)
+	@OMP_NUM_THREADS=1 python -m replication.run $(if $(FAST),--fast) --jobs $(JOBS)
 
 words: setup  ## a language model becomes a block-diffusion reasoner, about four hours on two cores: make words DATA=DIR
 	@[ -n '$(DATA)' ] || { echo 'name the folder of the problems: make words DATA=DIR (docs/words.md)' >&2; exit 1; }

@@ -118,8 +118,8 @@ def _cell_metrics(rows: Sequence[Tree]) -> list[Tree]:
 def _chart(chart: Tree) -> str:
     series = []
     for label, points in chart["lines"].items():
-        x, y = map(list, zip(*points, strict=True))
-        series.append(Series(label=label, x=x, y=y))
+        x, y, low, high = zip(*points, strict=True)
+        series.append(Series(label=label, x=x, y=y, low=low, high=high))
     return line_chart(chart["title"], series, "iteration", percent if chart["percent"] else plain)
 
 

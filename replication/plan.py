@@ -337,7 +337,7 @@ def estimate_seconds(table: Tree, world: World) -> float:
     return start * (3 + len(rounds_of(world))) + speed * (total + rates["response"] * responses)
 
 
-def estimate(plan: str, lanes: int) -> Iterator[str]:
+def estimate(plan: str, jobs: int) -> Iterator[str]:
     """What a plan will take, world by world."""
     table = read_table()
     all_worlds = worlds(table, plan, default_params())
@@ -347,10 +347,10 @@ def estimate(plan: str, lanes: int) -> Iterator[str]:
         minutes = seconds[world.name] / 60
         yield f"{world.name:16} {count:4} stages {minutes:7.0f} minutes of one core"
     total, count = sum(seconds.values()), sum(3 + len(rounds_of(world)) for world in all_worlds)
-    hours = max(total / lanes, *seconds.values()) / 3600
+    hours = max(total / jobs, *seconds.values()) / 3600
     yield (
         f"{plan:16} {count:4} stages {total / 60:7.0f} minutes of one core, "
-        f"about {hours:.1f} hours in {lanes} lanes"
+        f"about {hours:.1f} hours with {jobs} jobs"
     )
 
 

@@ -35,7 +35,7 @@ def main() -> None:
     )
     parser.add_argument("--fast", action="store_true", help="the plan `fast` instead of `full`")
     parser.add_argument(
-        "--lanes",
+        "--jobs",
         type=int,
         default=2,
         metavar="N",
@@ -46,9 +46,9 @@ def main() -> None:
     # As Ctrl-C, which a shell's background processes ignore.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     plans.write()
-    print("\n".join(plans.estimate(plan, options.lanes)), flush=True)
+    print("\n".join(plans.estimate(plan, options.jobs)), flush=True)
     started = time.monotonic()
-    failed = run_worlds(plan, options.lanes, started)
+    failed = run_worlds(plan, options.jobs, started)
     # By itself: a cell that failed would be tried again, and what it decides is undecided until it
     # ends.
     if run(
@@ -70,14 +70,14 @@ def main() -> None:
         )
 
 
-def run_worlds(plan: str, lanes: int, started: float) -> list[str]:
+def run_worlds(plan: str, jobs: int, started: float) -> list[str]:
     """Runs every world, the longest first; the names of those that failed."""
     table, defaults = plans.read_table(), plans.default_params()
     all_worlds = sorted(
         plans.worlds(table, plan, defaults), key=lambda world: -plans.estimate_seconds(table, world)
     )
     failed = []
-    with ThreadPoolExecutor(lanes) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         futures = {pool.submit(run_world, world, started): world for world in all_worlds}
         try:
             for future in as_completed(futures):

@@ -106,9 +106,9 @@ class Workspace:
             else:
                 shutil.copyfile(source, aside)
             _swap(aside, target)
-        doomed = self.directory.with_name(self.directory.name + ".tmp")
-        os.replace(self.directory, doomed)  # in one moment, so that no rerun finds half of it
-        shutil.rmtree(doomed)
+        trash = self.directory.with_name(self.directory.name + ".tmp")
+        os.replace(self.directory, trash)  # in one moment, so that no rerun finds half of it
+        shutil.rmtree(trash)
 
 
 def _state_sha256(tensors: Mapping[str, torch.Tensor], progress: str) -> str:
