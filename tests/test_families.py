@@ -67,7 +67,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param("dream", None, marks=pytest.mark.slow),
         ("sdar", LORA),
         pytest.param("fast-dllm-v2", None, marks=pytest.mark.slow),
-        ("llada2", {**LORA, "targets": ["qkv_proj", "gate_proj", "down_proj"]}),
+        pytest.param(
+            "llada2",
+            {**LORA, "targets": ["qkv_proj", "gate_proj", "down_proj"]},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_base_traces_sft_rl_and_evaluation_run(

@@ -22,6 +22,7 @@ from tracerl.models.masks import CLEAN, PAD, Layout
 from tracerl.models.mlp import Router, Routing
 from tracerl.models.policy import Policy
 from tracerl.models.transformer import KeyValueCache, predictor_positions
+from tracerl.objectives.losses import sft_loss
 from tracerl.sampling.sampler import Request, sample
 from tracerl.settings.sampling import Sampler
 
@@ -169,7 +170,7 @@ def test_logits_through_the_cache(models, folder, name):
 
 @pytest.mark.parametrize(("folder", "name"), cases("train_layout_*.npz"))
 @torch.no_grad()
-def test_logits_of_the_noisy_half_of_the_training_layout(models, folder, name):
+def test_logits_and_loss_of_the_noisy_half_of_the_training_layout(models, folder, name):
     arrays, meta = case(folder, name)
     model = model_for(models, folder, meta["kind"])
     ids, positions = (
@@ -185,6 +186,13 @@ def test_logits_of_the_noisy_half_of_the_training_layout(models, folder, name):
     assert_routing(routings, arrays, np.ones(ids.shape, dtype=bool))
     wanted = arrays["out_logits"]
     assert_logits(logits[:, : wanted.shape[1]], wanted)
+    at = predictor_positions(torch.arange(half), model.family)
+    labels = torch.from_numpy(arrays.get("out_labels", arrays["in_labels"])).long()
+    rows, columns = (labels >= 0).nonzero(as_tuple=True)
+    targets = labels[rows, columns]
+    logprobs = logits[rows, at[columns]].log_softmax(-1)[range(len(targets)), targets]
+    weights = torch.full_like(logprobs, 1 / len(targets))
+    assert float(sft_loss(logprobs, weights)) == pytest.approx(float(arrays["out_loss"]), abs=1e-5)
 
 
 REMASKING = {
@@ -215,6 +223,7 @@ def settings_of(kind: str, params: dict[str, Any], prompt: int) -> Sampler:
     return tiny_sampler(
         block_size=size,
         steps_per_block=min(steps, size),
+        schedule="rounded" if kind.startswith("a2d_") else "even",
         temperature=0.0,
         max_new_tokens=length,
         cache="exact",

@@ -20,7 +20,7 @@ from tracerl.objectives.view_rows import num_layout_tokens
 from tracerl.objectives.views import build_views
 from tracerl.sampling.sampler import sample
 from tracerl.seeds import generator_for
-from tracerl.settings.sampling import Sampler
+from tracerl.settings.sampling import Edit, Sampler
 from tracerl.types import Trajectory
 
 OTHERS = [name for name in FAMILIES if name not in RULES]
@@ -139,26 +139,68 @@ def test_a_drawn_order_is_replayed_with_a_forced_choice_at_every_edge():
     assert np.std(recorded) > 0.3
 
 
-def test_replaced_tokens_depend_on_their_own_request_only_and_not_on_the_cache():
-    model = sharp_model("llada2", torch.float64)
-    requests = tiny_requests(PROMPT_LENGTHS)
-    edit = {"threshold": 0.2, "max_post_steps": 3}
+EDITORS = [
+    name
+    for name, family in FAMILIES.items()
+    if family.attention == "block_causal" and not family.crosses_edges
+]
+
+
+def sample_edited(family: str, cache: str, rows: slice, threshold: float) -> list[Trajectory]:
+    """Some of the requests, tokens replaced where another is more probable than a threshold."""
+    settings = settings_for(cache)
+    edit = Edit(threshold=threshold, max_post_steps=3)
+    requests = tiny_requests(PROMPT_LENGTHS)[rows]
+    model = sharp_model(family, torch.float64)
+    return sample(model, END, requests, settings.model_copy(update={"edit": edit}))
+
+
+@pytest.mark.parametrize("family", EDITORS)
+def test_replaced_tokens_depend_on_their_own_request_only_and_not_on_the_cache(family):
     batches = []
     for cache in ("none", "exact"):
-        sampler = tiny_sampler("dynamic", cache, threshold=0.4, temperature=0.7, edit=edit)
-        batches.append(sample(model, END, requests, sampler))
-        [alone] = sample(model, END, requests[3:4], sampler)
+        batches.append(sample_edited(family, cache, slice(None), 0.2))
+        [alone] = sample_edited(family, cache, slice(3, 4), 0.2)
         assert_same(alone, batches[-1][3])
-    skipped = ("logprobs", "filtered_logprobs", "num_forwards")
     num_edits = 0
-    for request, one, other in zip(requests, *batches, strict=True):
-        assert_same(one, other, without=skipped)
+    for request, one, other in zip(tiny_requests(PROMPT_LENGTHS), *batches, strict=True):
+        assert_same(one, other, without=("logprobs", "filtered_logprobs", "num_forwards"))
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-6)
         assert one.prompt_ids.tolist() == list(request.prompt_ids)
         assert one.edit_map is not None
         is_edited = one.edit_map > 0
         assert (one.edit_map[is_edited] > one.step_map[is_edited]).all()
         num_edits += int(is_edited.sum())
     assert num_edits > 5
+
+
+def has_final_context(trajectory: Trajectory) -> np.ndarray:
+    """Which tokens, bool [R], were never replaced and were committed when every token of their
+    block that they saw was the final one."""
+    assert trajectory.edit_map is not None
+    steps, edits = trajectory.step_map, trajectory.edit_map
+    block = (len(trajectory.prompt_ids) + np.arange(len(steps))) // 4
+    is_seen = (block[:, None] == block) & (steps < steps[:, None])  # [R, token seen]
+    is_replaced_later = is_seen & (edits >= steps[:, None])
+    return (edits == 0) & ~is_replaced_later.any(1)
+
+
+@pytest.mark.parametrize("cache", ["none", "exact"])
+@pytest.mark.parametrize("family", EDITORS)
+@torch.no_grad()
+def test_tokens_that_saw_no_replaced_one_are_replayed_and_the_others_are_not(family, cache):
+    """Blocks before are final when a block begins, so that edits there change nothing."""
+    model = sharp_model(family, torch.float64)
+    trajectories = sample_edited(family, cache, slice(None), 0.6)
+    plans = [trace_plan(t, 4, model.family, shrink=1) for t in trajectories]
+    views = build_views(trajectories, plans, 4, model.family, MASK_ID)
+    pairs = list(zip(views.source.tolist(), views.token.tolist(), strict=True))
+    is_final = np.array([has_final_context(trajectories[i])[j] for i, j in pairs])
+    recorded = np.array([trajectories[i].logprobs[j] for i, j in pairs])
+    errors = np.abs(token_logprobs(model, views, temperature=0.7).numpy() - recorded)
+    assert errors[is_final].max() < 1e-5
+    assert is_final.sum() > 10
+    assert errors[~is_final].max() > 0.1
 
 
 @pytest.mark.parametrize("family", ["llada", "dream", "fast-dllm-v2"])

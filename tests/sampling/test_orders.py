@@ -59,6 +59,18 @@ def committed_by_dream(num_masked: int, steps: int) -> list[int]:
     return counts
 
 
+def test_the_rounded_schedule_rounds_what_is_left_half_to_even_and_commits_at_least_one():
+    """10 tokens in 4 steps: 10/4, 8/3, 5/2, 3/1; 2 tokens in 4 steps, of which 2 are not needed."""
+    for num_masked, counts in ((10, [2, 3, 2, 3]), (2, [1, 1])):
+        settings_ = tiny_sampler(block_size=10, steps_per_block=4, schedule="rounded")
+        masked = torch.arange(10)[None] < num_masked
+        for step, count in enumerate(counts):
+            chosen = choose(torch.arange(10.0)[None], masked, torch.tensor([step]), settings_)
+            assert int(chosen.sum()) == count
+            masked = masked & ~chosen
+        assert not masked.any()
+
+
 def test_dreams_schedule_may_commit_nothing_at_first_and_commits_the_rest_at_last():
     # Computed by hand: t = 1, 0.875125, 0.75025, ...; 16 * (1 - t1 / t0) = 1.998 -> 1; 15 * (1 - t2
     # / t1) = 2.14 -> 2; ...

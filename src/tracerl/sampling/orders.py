@@ -147,6 +147,8 @@ def _count(masked: torch.Tensor, step_in_block: torch.Tensor, settings: Sampler)
         return (
             masked.sum(1).float() * dream_shares(settings.steps_per_block).to(masked.device)[step]
         ).long()
+    if settings.schedule == "rounded":  # torch rounds a half to the even number
+        return (masked.sum(1) / (settings.steps_per_block - step)).round().long().clamp(min=1)
     schedule = torch.tensor(
         static_schedule(settings.block_size, settings.steps_per_block), device=masked.device
     )

@@ -189,8 +189,10 @@ class Sampler(Section):
     """Tokens of a block."""
     steps_per_block: int = Positive
     """Steps a block takes under a scheduled order (static, sequential, plackett_luce)."""
-    schedule: Literal["even", "dream"]
-    """Tokens per step of a scheduled order: spread evenly, or as Dream's noise levels say."""
+    schedule: Literal["even", "rounded", "dream"]
+    """Tokens per step of a scheduled order: spread evenly, the first steps taking the remainder;
+    what is left over the steps left, rounded half to even, as dllm does; or as Dream's noise levels
+    say."""
     order: Order
     """Which masked positions a step commits."""
     confidence: Literal["raw", "tempered", "filtered", "margin", "neg_entropy"]
@@ -295,7 +297,7 @@ class SamplerChanges(Section):
     """As in the sampler."""
     steps_per_block: int | None = Field(default=None, gt=0)
     """As in the sampler."""
-    schedule: Literal["even", "dream"] | None = None
+    schedule: Literal["even", "rounded", "dream"] | None = None
     """As in the sampler."""
     order: Order | None = None
     """A whole order."""
