@@ -11,10 +11,12 @@ from tests.tiny import sharp_model
 from tracerl.errors import CheckpointError
 from tracerl.models.baselines import is_baseline, load_policy
 from tracerl.models.checkpoint import load_checkpoint, save_checkpoint
-from tracerl.models.published_config import architecture_of, family_of
+from tracerl.models.families import FAMILIES
+from tracerl.models.published_config import architecture_of, family_of, is_autoregressive
 from tracerl.models.tokenizer import character_tokenizer
 from tracerl.settings.models import Compute
 
+ROOT = Path(__file__).parents[2]
 TOKENIZER = character_tokenizer()
 CPU = Compute(
     device="cpu", dtype="stored", attention="auto", checkpoint_layers=False, vectors="avx2"
@@ -284,3 +286,45 @@ def test_published_keys_of_all_families_are_known():
         "llada": "llada",
         "dream": "dream",
     }
+
+
+# The page that says what loads
+
+
+def rows_of_the_page() -> list[list[str]]:
+    """Checkpoint, model_type, class and record of each row of "Checkpoints one by one"."""
+    section = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    section = section.split("## Checkpoints one by one")[1].split("\n## ")[0]
+    rows = []
+    for line in section.splitlines():
+        if line.startswith("| ") and not line.startswith("| checkpoint"):
+            rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")][:4])
+    return rows
+
+
+@pytest.mark.parametrize("row", rows_of_the_page(), ids=lambda row: row[0])
+def test_the_loader_does_with_a_checkpoint_what_the_page_says(row, tmp_path):
+    name, model_type, kind, record = row
+    config: dict[str, Any] = {"model_type": model_type}
+    if "." in kind:
+        config["auto_map"] = {"AutoModelForCausalLM": kind}
+    if kind:
+        config["architectures"] = [kind.rpartition(".")[2]]
+    stored = ROOT / "profiles" / "configs" / f"{name}.json"
+    if stored.is_file():
+        published = json.loads(stored.read_text())
+        assert published["model_type"] == model_type
+        config = published
+    assert is_autoregressive(config) is (record == "baseline")
+    if record in FAMILIES:
+        assert family_of(config, tmp_path, record).name == record
+    else:
+        with pytest.raises(CheckpointError):
+            family_of(config, tmp_path)
+        assert record in ("baseline", "refused")
+
+
+def test_the_page_names_every_record_but_those_without_a_published_checkpoint():
+    named = {record for *_, record in rows_of_the_page()}
+    assert named - {"baseline", "refused"} == FAMILIES.keys() - {"a2d-llama", "a2d-llama-block"}
+    assert len(rows_of_the_page()) >= 25
