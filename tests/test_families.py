@@ -66,6 +66,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("llada", None),
         pytest.param("dream", None, marks=pytest.mark.slow),
         ("sdar", LORA),
+        pytest.param("sdar", {**LORA, "quantise": "nf4"}, marks=pytest.mark.slow),
         pytest.param("fast-dllm-v2", None, marks=pytest.mark.slow),
         pytest.param(
             "llada2",

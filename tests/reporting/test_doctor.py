@@ -93,6 +93,18 @@ def test_adapters_need_state_for_themselves_only():
     assert found["rl@short"].weights == found["rl@long"].weights + 4 * trained
 
 
+def test_weights_in_four_bits_are_counted_and_so_is_loading_them_as_stored():
+    data = tiny_params()
+    data["rl"]["short"].update(lora=LORA, kl_to="initial")
+    plain = by_stage(parse_params(data, ""))["rl@short"]
+    data["rl"]["short"]["lora"] = {**LORA, "quantise": "nf4"}
+    found = by_stage(parse_params(data, ""))["rl@short"]
+    count = 2 * (32 * 32 + 64 * 32)
+    spared = count * 4 - count * 9 // 16
+    assert found.weights == plain.weights - 2 * spared
+    assert found.passes >= spared
+
+
 def test_a_value_model_and_a_reference_are_counted():
     data = tiny_params()
     plain = by_stage(parse_params(data, ""))["rl@short"]

@@ -26,6 +26,7 @@ from tracerl.models.lora import (
     adapter_config,
     adapter_state,
     load_adapter_state,
+    quantise_layers,
     settings_of,
 )
 from tracerl.models.mlp import Router
@@ -321,6 +322,7 @@ def apply_adapter(policy: Policy, directory: Path, base: Path) -> None:
             )
         attach_adapters(policy, Adapters(settings=settings, base=base, base_hash=base_hash))
         load_adapter_state(policy, {name: file.get_tensor(name) for name in names}, str(path))
+        quantise_layers(policy)
 
 
 def device_of(compute: Compute) -> torch.device:

@@ -25,11 +25,15 @@ from torch import nn
 from tracerl.errors import CheckpointError, ParamsError
 from tracerl.models.families import published_name
 from tracerl.models.mlp import ExpertLinear
+from tracerl.models.nf4 import PackedWeight
 from tracerl.models.transformer import Transformer
 from tracerl.models.weights import check_tensor, published_parts
 from tracerl.settings.models import Lora
 
 _PREFIX = "base_model.model."
+# Key of adapter_config.json that says how the base was kept in training. Written by us; PEFT, which
+# leaves that to the caller, ignores it.
+QUANTISE_KEY = "tracerl_quantise"
 # Settings of adapter_config.json that are known in one value only; null or an empty collection is
 # as good.
 _SUPPORTED: dict[str, Any] = {
@@ -89,19 +93,32 @@ class LoraLinear(nn.Linear):
         self.bias = frozen.bias
         self.adapters = adapters
         self.scale = adapters.settings.alpha / rank
+        self.packed: PackedWeight | None = None
         self.lora_A = nn.Linear(self.in_features, rank, bias=False, device=device, dtype=dtype)
         self.lora_B = nn.Linear(rank, self.out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         is_dropping = self.training and self.adapters.settings.dropout > 0
         inputs = drop_inputs(input, self.adapters) if is_dropping else input
-        out: torch.Tensor = super().forward(input) + self.scale * self.lora_B(self.lora_A(inputs))
+        out: torch.Tensor = self._frozen(input) + self.scale * self.lora_B(self.lora_A(inputs))
         return out
+
+    def _frozen(self, input: torch.Tensor) -> torch.Tensor:
+        """The layer without its adapter."""
+        if self.packed is None:
+            return super().forward(input)
+        return self.packed.product(input, bias=self.bias)
+
+    def quantise(self) -> None:
+        """Keeps the frozen weight in 4 bits."""
+        self.packed = PackedWeight(self.weight)
+        self.register_parameter("weight", None)
 
     def merge(self) -> nn.Linear:
         """The layer with its adapter added to the weight, in float32 or wider before it is
-        rounded."""
-        weight = self.weight.detach()
+        rounded; a weight in 4 bits becomes one of the adapters' type."""
+        dtype = self.lora_A.weight.dtype
+        weight = self.weight.detach() if self.packed is None else self.packed.matrix(dtype)
         wide = torch.promote_types(weight.dtype, torch.float32)
         change = self.scale * (
             self.lora_B.weight.detach().to(wide) @ self.lora_A.weight.detach().to(wide)
@@ -130,6 +147,7 @@ class LoraExpertLinear(ExpertLinear):
         self.weight = frozen.weight
         self.adapters = adapters
         self.scale = adapters.settings.alpha / rank
+        self.packed: PackedWeight | None = None
         with torch.device(device):
             self.lora_A = ExpertLinear(count, self.in_features, rank).to(dtype)
             self.lora_B = ExpertLinear(count, rank, self.out_features).to(dtype)
@@ -138,20 +156,39 @@ class LoraExpertLinear(ExpertLinear):
         is_dropping = self.training and self.adapters.settings.dropout > 0
         inputs = drop_inputs(input, self.adapters) if is_dropping else input
         change = self.lora_B(self.lora_A(inputs, ends), ends)
-        out: torch.Tensor = super().forward(input, ends) + self.scale * change
+        out: torch.Tensor = self._frozen(input, ends) + self.scale * change
         return out
+
+    def _frozen(self, input: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """The layer without its adapters."""
+        if self.packed is None:
+            return super().forward(input, ends)
+        return self.packed.grouped_product(input, ends)
+
+    def quantise(self) -> None:
+        """Keeps the frozen weight in 4 bits."""
+        self.packed = PackedWeight(self.weight)
+        self.register_parameter("weight", None)
 
     def merge(self) -> ExpertLinear:
         """The layer with its adapters added to the weight, expert by expert, in float32 or wider
-        before it is rounded."""
-        weight = self.weight.detach()
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        merged = torch.empty_like(weight)
+        before it is rounded; a weight in 4 bits becomes one of the adapters' type."""
+        dtype = self.lora_A.weight.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        count = len(self.lora_A.weight)
+        device = self.lora_A.weight.device
+        shape = (count, self.out_features, self.in_features)
+        merged = torch.empty(shape, dtype=dtype, device=device)
         for expert, (a, b) in enumerate(zip(self.lora_A.weight, self.lora_B.weight, strict=True)):
+            frozen = (
+                self.weight[expert].detach()
+                if self.packed is None
+                else self.packed.matrix(wide, expert)
+            )
             change = self.scale * (b.detach().to(wide) @ a.detach().to(wide))
-            merged[expert] = (weight[expert].to(wide) + change).to(weight.dtype)
+            merged[expert] = (frozen.to(wide) + change).to(dtype)
         with torch.device("meta"):
-            plain = ExpertLinear(len(weight), self.in_features, self.out_features)
+            plain = ExpertLinear(count, self.in_features, self.out_features)
         plain.weight = nn.Parameter(merged)
         return plain
 
@@ -180,6 +217,13 @@ def adapt_layers(model: Transformer, adapters: Adapters) -> None:
             model.set_submodule(path, LoraExpertLinear(layer, adapters))
         else:
             model.set_submodule(path, LoraLinear(layer, adapters))
+
+
+def quantise_layers(model: Transformer) -> None:
+    """Keeps the frozen weights of adapted layers in 4 bits, where the adapters' settings say so."""
+    for _, layer in list(_linear_layers(model)):
+        if isinstance(layer, LoraLinear | LoraExpertLinear) and layer.adapters.settings.quantise:
+            layer.quantise()
 
 
 def merge_layers(model: Transformer) -> None:
@@ -226,7 +270,8 @@ def load_adapter_state(model: Transformer, tensors: Mapping[str, torch.Tensor], 
 
 def adapter_config(model: Transformer, settings: Lora, base: str) -> dict[str, Any]:
     """adapter_config.json, as PEFT reads it. base: path of the base, written as it is."""
-    return {
+    quantised = {} if settings.quantise is None else {QUANTISE_KEY: settings.quantise}
+    return quantised | {
         "base_model_name_or_path": base,
         "bias": "none",
         "inference_mode": True,
@@ -279,6 +324,7 @@ def settings_of(
             "alpha": config["lora_alpha"],
             "dropout": config.get("lora_dropout", 0.0),
             "targets": sorted(targets),
+            "quantise": config.get(QUANTISE_KEY),
         }
         # JSON's rules: a whole number may be a float.
         return Lora.model_validate_json(json.dumps(values))
@@ -291,8 +337,8 @@ def settings_of(
         ) from error
 
 
-def adapter_kind(settings: Lora) -> tuple[int, float, list[str]]:
-    return settings.rank, settings.alpha, sorted(settings.targets)
+def adapter_kind(settings: Lora) -> tuple[int, float, list[str], str | None]:
+    return settings.rank, settings.alpha, sorted(settings.targets), settings.quantise
 
 
 def draw_adapters(model: Transformer, generator: np.random.Generator) -> None:

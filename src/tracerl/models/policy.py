@@ -19,6 +19,7 @@ from tracerl.models.lora import (
     adapter_kind,
     draw_adapters,
     merge_layers,
+    quantise_layers,
 )
 from tracerl.models.mlp import Experts
 from tracerl.models.order import FOLDER, OrderModule, draw_order_module
@@ -165,6 +166,7 @@ def fit_adapters(
     elif policy.adapters is None:
         attach_adapters(policy, Adapters(settings=settings, base=base, base_hash=base_hash))
         draw_adapters(policy, generator)
+        quantise_layers(policy)
     elif adapter_kind(policy.adapters.settings) != adapter_kind(settings):
         raise ParamsError(
             "the checkpoint's adapters are not of the kind this round trains",

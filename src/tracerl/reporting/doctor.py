@@ -27,7 +27,8 @@ from tracerl.models.conversion import converted_architecture
 from tracerl.models.cost import training_state_bytes
 from tracerl.models.directory import read_json
 from tracerl.models.families import FAMILIES
-from tracerl.models.lora import Adapters, adapt_layers
+from tracerl.models.lora import Adapters, LoraExpertLinear, LoraLinear, adapt_layers
+from tracerl.models.nf4 import packed_bytes
 from tracerl.models.policy import empty_model, shape_architecture
 from tracerl.models.published_config import architecture_of, read_config
 from tracerl.models.tokenizer import character_tokenizer
@@ -300,7 +301,8 @@ def _memory(params: Params, root: Path, arch: Architecture, dtype: torch.dtype) 
         for phase in rl.phase_rounds:
             phases.append(_training(f"rl@{name}", phase, rl.lora, arch, dtype, checkpoint_layers))
         need = max(phases, key=lambda need: need.passes)
-        reference = weights if rl.kl_to != "iteration" else 0
+        spared = _bytes_spared(arch, rl.lora, dtype)
+        reference = weights - spared if rl.kl_to != "iteration" else 0
         value, value_state = _value_model(arch, rl.lora) if rl.value is not None else (0, 0)
         asked = [rl.process.judge] if rl.process is not None else []
         drawn: list[str] = []
@@ -372,6 +374,21 @@ def _num_parameters(arch: Architecture, lora: Lora | None) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+def _bytes_spared(arch: Architecture, lora: Lora | None, dtype: torch.dtype) -> int:
+    """Bytes that weights in 4 bits take less than in `dtype`."""
+    if lora is None or lora.quantise is None:
+        return 0
+    model = empty_model(arch)
+    with torch.device("meta"):
+        adapt_layers(model, Adapters(settings=lora, base=Path(), base_hash=""))
+    spared = 0
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear | LoraExpertLinear):
+            count = layer.weight.numel()
+            spared += count * dtype.itemsize - packed_bytes(count)
+    return spared
+
+
 def _value_model(arch: Architecture, lora: Lora | None) -> tuple[int, int]:
     """All parameters of a value model, which has a scalar head for the LM head, and those that are
     trained."""
@@ -392,7 +409,8 @@ def _training(
     """Gradients, moments and masters of every trained parameter; what a micro-batch, or a single
     row if that is longer, keeps for its backward pass."""
     trained, whole = _num_parameters(arch, lora), _num_parameters(arch, None)
-    weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize
+    spared = _bytes_spared(arch, lora, dtype)
+    weights = (whole + (trained if lora is not None else 0)) * dtype.itemsize - spared
     tokens = max(settings.micro_batch_tokens, _longest_row(settings, arch))
     # float32 logits, their log-softmax and its gradient, were every token predicted, in parts
     logits = min(tokens * arch.vocab_size, LOGITS_AT_ONCE) * 4 * 3
@@ -400,7 +418,8 @@ def _training(
         stage,
         weights,
         training_state_bytes(trained, dtype),
-        tokens * _activations(arch, checkpoint_layers) * dtype.itemsize + logits,
+        # Before any pass, the weights are loaded as they are stored.
+        max(spared, tokens * _activations(arch, checkpoint_layers) * dtype.itemsize + logits),
     )
 
 

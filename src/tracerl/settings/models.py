@@ -109,6 +109,9 @@ class Lora(Section):
     targets: Annotated[list[Projection], Field(min_length=1)]
     """Linear layers that get an adapter, in every layer of the transformer; of the experts, each.
     llada2 has qkv_proj instead of the first three."""
+    quantise: Literal["nf4"] | None = Field(default=None, exclude_if=is_none)
+    """nf4: the frozen weights of these layers are kept in 4 bits (models/nf4.py); null: as they are
+    stored."""
 
 
 class TokenIds(Section):

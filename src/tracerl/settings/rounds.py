@@ -223,6 +223,10 @@ class RlRound(Section):
                 "RL scores each token at the step that committed it, and replays no replaced "
                 "tokens: set sampler.edit to null"
             )
+        if self.value is not None and self.lora is not None and self.lora.quantise:
+            raise ValueError(
+                "a value model is saved with whole weights: set lora.quantise to null, or value"
+            )
         if self.sampler.guidance:
             raise ValueError("RL scores responses without guidance: set sampler.guidance to 0.0")
         if self.sampler.temperature <= 0:
