@@ -219,8 +219,9 @@ def reduce_params(params: Params, reductions: Reductions) -> Params:
     if not torch.cuda.is_available():
         tree["compute"]["device"] = "cpu"
     _reduce_training(base["train"], reductions)
-    if "adapt" in base:
-        _reduce_adapt(base["adapt"], reductions)
+    adapt = base.get("adapt")
+    if adapt is not None:
+        _reduce_adapt(adapt, reductions)
     for sft in tree["sft"].values():
         _reduce_training(sft, reductions)
     for rl in tree["rl"].values():
