@@ -1,9 +1,9 @@
 """What must be true of every row: the store's laws as SQL conditions, run by DuckDB over one row
 group at a time.
 
-The same list is used in three places: the file that an RL iteration has just written, `tracerl data check`,
-and the counts that Great Expectations judges between stages. What a law asks of every token of a
-list is a column made by numpy (`add_token_columns`), several times faster than DuckDB's list
+The same list is used in three places: the file that an RL iteration has just written, `tracerl data
+check`, and the counts that Great Expectations judges between stages. What a law asks of every token
+of a list is a column made by numpy (`add_token_columns`), several times faster than DuckDB's list
 functions, that the conditions read like any other.
 """
 
