@@ -223,15 +223,19 @@ class RlRound(Section):
                 "RL scores each token at the step that committed it, and replays no replaced "
                 "tokens: set sampler.edit to null"
             )
-        if self.value is not None and self.lora is not None and self.lora.quantise:
-            raise ValueError(
-                "a value model is saved with whole weights: set lora.quantise to null, or value"
-            )
         if self.sampler.guidance:
             raise ValueError("RL scores responses without guidance: set sampler.guidance to 0.0")
         if self.sampler.temperature <= 0:
             raise ValueError("RL needs sampler.temperature above 0")
         samplers_of(self.held_out.modes, self.sampler, "held_out.modes")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_fit(self) -> Self:
+        if self.value is not None and self.lora is not None and self.lora.quantise:
+            raise ValueError(
+                "a value model is saved with whole weights: set lora.quantise to null, or value"
+            )
         return self
 
     @model_validator(mode="after")
