@@ -69,7 +69,9 @@ def metric_rows(now: Any, before: Any) -> list[dict[str, Any]]:
 
 
 def _json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.is_file() and path.suffix == ".json" else None
+    return (
+        json.loads(path.read_text("utf-8")) if path.is_file() and path.suffix == ".json" else None
+    )
 
 
 def metrics_at(root: Path, revision: str, name: str) -> Any:

@@ -35,6 +35,7 @@ from pydantic import Field
 from flows import artifacts, comparison, process
 from flows.output import Output
 from flows.pipeline import RETRY_SECONDS, MaxParallel, Retries, run_name
+from flows.serve import temporary_server
 from flows.workspace import flow_lock, override_params, read_plan
 from tracerl.disk import atomic_file, write_text
 from tracerl.errors import TracerlError
@@ -178,11 +179,13 @@ def clone(project: Path, baseline: str, cell: str, values: Mapping[str, Any]) ->
         for name in ("user.name", "user.email"):  # `dvc exp save` makes a commit
             git(aside, "config", name, git(project, "config", name).strip())
         params = aside / "params.yaml"
-        write_text(params, override_params(params.read_text(), values))
+        write_text(params, override_params(params.read_text("utf-8"), values))
         cache = subprocess.run(
             process.dvc("cache", "dir"), cwd=project, capture_output=True, text=True, check=True
         ).stdout.strip()
-        (aside / ".dvc" / "config.local").write_text(f"[cache]\n    dir = {project / cache}\n")
+        (aside / ".dvc" / "config.local").write_text(
+            f"[cache]\n    dir = {project / cache}\n", "utf-8"
+        )
     return folder
 
 
@@ -280,7 +283,9 @@ def main() -> None:
         metavar="N",
         help="how often a failed experiment is tried again (0)",
     )
-    state = experiments(**vars(parser.parse_args()), return_state=True)
+    arguments = parser.parse_args()
+    with temporary_server():
+        state = experiments(**vars(arguments), return_state=True)
     sys.exit(0 if state.is_completed() else f"{state.name}: {state.message}")
 
 

@@ -64,10 +64,10 @@ def repair(folder: Path, say: Callable[[str], None]) -> None:
     """
     lock = folder / "dvc.lock"
     copy = _copy_path(folder)
-    text = lock.read_text(errors="replace") if lock.is_file() else ""
+    text = lock.read_text("utf-8", errors="replace") if lock.is_file() else ""
     stages = stages_of(text)
     if copy.is_file():
-        before = stages_of(copy.read_text()) or {}
+        before = stages_of(copy.read_text("utf-8")) or {}
         if stages is None or (_is_cut(before, stages) and text != _lock_of_last_commit(folder)):
             now = _entries_before_cut(text)
             write_text(lock, _dump({**before, **now}))
@@ -102,7 +102,7 @@ def read_rwlock(path: Path) -> dict[str, Any] | None:
     read again: DVC empties it first."""
     for _ in range(_RWLOCK_TRIES):
         with contextlib.suppress(OSError, ValueError):
-            locks = json.loads(path.read_text())
+            locks = json.loads(path.read_text("utf-8"))
             return locks if isinstance(locks, dict) else None
         time.sleep(_RWLOCK_SECONDS)
     return None
@@ -112,14 +112,14 @@ def keep_copy(folder: Path) -> None:
     """Copies dvc.lock, if it is whole and lacks no stage of the copy before."""
     copy = _copy_path(folder)
     try:
-        text = (folder / "dvc.lock").read_text()
+        text = (folder / "dvc.lock").read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return
     stages = stages_of(text)
     if stages is None:
         return
     if copy.is_file():
-        before = copy.read_text()
+        before = copy.read_text("utf-8")
         if text == before or set(stages_of(before) or {}) - set(stages):
             return
     copy.parent.mkdir(parents=True, exist_ok=True)

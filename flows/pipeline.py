@@ -31,6 +31,7 @@ from pydantic import Field
 
 from flows import artifacts, process
 from flows.output import MEANING, Output, hide_failed_runs, run_unlocked
+from flows.serve import temporary_server
 from flows.workspace import (
     Stage,
     is_target,
@@ -218,7 +219,7 @@ def params_with(root: Path, overrides: Mapping[str, Any], logger: Logger) -> Ite
         yield
         return
     # A mistake shows before any waiting.
-    override_params((root / "params.yaml").read_text(), overrides)
+    override_params((root / "params.yaml").read_text("utf-8"), overrides)
     wait_for_plain_dvc(root, logger.info)
     write_overrides(root, overrides)
     rows = [{"param": key, "value": repr(value)} for key, value in overrides.items()]
@@ -290,7 +291,8 @@ def main() -> None:
         help="how often a stage that crashed is tried again (0)",
     )
     arguments = parser.parse_args()
-    state = pipeline(**vars(arguments), return_state=True)
+    with temporary_server():
+        state = pipeline(**vars(arguments), return_state=True)
     sys.exit(0 if state.is_completed() else f"{state.name}: {state.message}")
 
 

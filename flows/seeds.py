@@ -16,6 +16,7 @@ from typing import Any
 
 from flows.artifacts import metrics_at
 from flows.experiments import cell_name, experiments, git, ref
+from flows.serve import temporary_server
 from tracerl.errors import DataError, TracerlError
 from tracerl.reporting.seeds import collect_seeds, split_seed, write_seeds
 
@@ -67,12 +68,13 @@ def main() -> None:
     root = Path.cwd()
     try:
         baseline = git(root, "rev-parse", "HEAD").strip()
-        state = experiments(
-            {"seed": arguments.seeds},
-            name=NAME,
-            max_parallel=arguments.max_parallel,
-            return_state=True,
-        )
+        with temporary_server():
+            state = experiments(
+                {"seed": arguments.seeds},
+                name=NAME,
+                max_parallel=arguments.max_parallel,
+                return_state=True,
+            )
         if not state.is_completed():
             sys.exit(f"{state.name}: {state.message}")
         print(f"Written: {write_results(root, arguments.seeds, baseline)}")

@@ -5,15 +5,17 @@ on this machine, until Ctrl-C.
     python -m flows.serve --port 4300
 
 The server keeps its SQLite file in .prefect/ (or $PREFECT_HOME). Schedules that were changed in the
-UI stay as they are there.
+UI stay as they are there. `temporary_server` is the server of one flow run without all this.
 """
 
 import argparse
+import atexit
 import contextlib
 import functools
 import http.server
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,7 +70,8 @@ def main() -> None:
                 "server", "start", "--host", arguments.host, "--port", str(arguments.port)
             ) as server,
         ):
-            wait_until_healthy(f"{ui}/api/health", server)
+            advice = "see its messages above; if the port is taken: make serve PORT=4300"
+            wait_until_healthy(f"{ui}/api/health", server, advice)
             deploy()
             with (
                 prefect("worker", "start", "--pool", POOL, "--type", "process") as worker,
@@ -94,9 +97,9 @@ def _request_stop(number: int, frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def prefect(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def prefect(*arguments: str, quiet: bool = False) -> Iterator[subprocess.Popen[bytes]]:
     """A `prefect` command under a guard, which ends it and everything below it when we leave, or
-    die."""
+    die. A quiet one prints its errors only."""
     guard = [
         sys.executable,
         str(Path(__file__).with_name("guard.py")),
@@ -106,7 +109,8 @@ def prefect(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         "--no-prompt",
         *arguments,
     ]
-    program = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
+    output = subprocess.DEVNULL if quiet else None
+    program = subprocess.Popen(guard, stdin=subprocess.PIPE, stdout=output, start_new_session=True)
     assert program.stdin is not None
     try:
         yield program
@@ -115,8 +119,46 @@ def prefect(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         program.wait()
 
 
-def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
-    """Returns when the server answers; ends the program if it does not in time, or has ended."""
+@contextlib.contextmanager
+def temporary_server() -> Iterator[None]:
+    """A Prefect server for the flow runs inside, unless the settings name one (PREFECT_API_URL).
+
+    Prefect would start one by itself, which a kill of this process leaves behind. This one is under
+    a guard. It ends with this process, not at the end of the block: Prefect sends the last events
+    of a run when Python exits.
+    """
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    if PREFECT_API_URL.value():
+        yield
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    url = f"http://127.0.0.1:{port}/api"
+    options = (
+        "--no-ui",
+        "--no-scheduler",
+        "--no-late-runs",
+        "--analytics-off",
+        "--log-level",
+        "ERROR",
+    )
+    running = contextlib.ExitStack()
+    atexit.register(running.close)
+    server = running.enter_context(
+        prefect("server", "start", "--host", "127.0.0.1", "--port", port, *options, quiet=True)
+    )
+    wait_until_healthy(
+        f"{url}/health", server, "see its messages above; run the same command again"
+    )
+    with temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
+def wait_until_healthy(url: str, server: subprocess.Popen[bytes], advice: str) -> None:
+    """Returns when the server answers; ends the program, with advice, if it does not in time or has
+    ended."""
     deadline = time.monotonic() + START_SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         with (
@@ -126,10 +168,7 @@ def wait_until_healthy(url: str, server: subprocess.Popen[bytes]) -> None:
             if answer.status == 200:
                 return
         time.sleep(0.3)
-    sys.exit(
-        f"error: no Prefect server\n  where: {url}\n  what to do: see its messages above; if the "
-        "port is taken: make serve PORT=4300"
-    )
+    sys.exit(f"error: no Prefect server\n  where: {url}\n  what to do: {advice}")
 
 
 def deploy() -> None:

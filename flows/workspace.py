@@ -174,7 +174,7 @@ def override_params(text: str, overrides: Mapping[str, Any], where: str = "param
 def write_overrides(root: Path, overrides: Mapping[str, Any]) -> None:
     """Writes overrides into params.yaml until `restore_params`. Raises ParamsError."""
     params = root / "params.yaml"
-    original = params.read_text()
+    original = params.read_text("utf-8")
     text = override_params(original, overrides)
     folder = _override_folder(root)
     folder.mkdir(parents=True, exist_ok=True)
@@ -193,8 +193,8 @@ def restore_params(root: Path, say: Callable[[str], None]) -> None:
     original, overridden = folder / "original.yaml", folder / "overridden.yaml"
     if not (original.is_file() and overridden.is_file()):
         return
-    if params.read_text() == overridden.read_text():
-        write_text(params, original.read_text())
+    if params.read_text("utf-8") == overridden.read_text("utf-8"):
+        write_text(params, original.read_text("utf-8"))
     else:
         names = [str(params), str(overridden), str(original)]
         command = ["git", "merge-file", "--stdout", "--ours", *names]

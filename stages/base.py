@@ -114,7 +114,7 @@ def import_checkpoint(params: Params, path: Path) -> None:
         space.directory / "metrics.json",
         {"policy_hash": policy_hash(model), "num_parameters": parameters},
     )
-    (space.directory / "curve.tsv").write_text("step\tloss\n")
+    (space.directory / "curve.tsv").write_text("step\tloss\n", "utf-8")
     space.publish(paths.training_outputs("base"))
 
 

@@ -92,7 +92,7 @@ def _baseline() -> dict[str, Any]:
     """Figures of the accepted run. Raises DataError if the file is damaged."""
     path = paths.REPORTS / "baseline.json"
     try:
-        figures: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        figures: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         return figures
     except ValueError as error:
         raise DataError(

@@ -16,7 +16,8 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -296,10 +297,12 @@ COMMANDS: dict[str, list[str]] = {
     "doctor": ["--params", "--root"],
     "watch": ["--once", "--root", "--every"],
 }
+# How many arguments without an option a command takes, where it does nothing with another number.
+POSITIONAL = {"sql": 1, "trace": 1, "judge": 1, "data add": 1, "chat": 0, "generate": 0}
 FLAGS = ("--skip-damaged", "--verify", "--markdown", "--once")
 # What a command needs before it does anything, so that most lines get past the first check.
 NEEDED = {
-    "chat": ["--model", "MODEL"],
+    "chat": ["--model", "MODEL", "--set", "max_tokens=8"],
     "generate": ["--model", "MODEL", "--prompts", "PROMPTS"],
     "judge": ["--params", "PARAMS", "--prompt", "4+7=", "--response", "11"],
     "data add": ["--root", "ADD"],
@@ -307,8 +310,8 @@ NEEDED = {
 }
 
 
-def cli_door(folder: Path) -> Door:
-    """Arguments of the command line, and what is typed where a command reads it."""
+def cli_door(folder: Path, commands: Sequence[str] = tuple(COMMANDS)) -> Door:
+    """Arguments of commands, and what is typed where a command reads it."""
     values = st.one_of(
         st.sampled_from(
             [*PLACES, "1", "0", "cpu", "csv", "json", "true", "select 1", "from evals"]
@@ -320,11 +323,9 @@ def cli_door(folder: Path) -> Door:
 
     @st.composite
     def arguments(draw: st.DrawFn) -> tuple[list[str], list[str]]:
-        command = draw(st.sampled_from(sorted(COMMANDS)))
-        positional = draw(st.integers(0, 2))
-        if command in ("sql", "trace", "judge", "data add"):
-            positional = 1
-        line = [draw(values) for _ in range(positional)]
+        command = draw(st.sampled_from(sorted(commands)))
+        num_positional = POSITIONAL.get(command, draw(st.integers(0, 2)))
+        line = [draw(values) for _ in range(num_positional)]
         line += NEEDED.get(command, []) if draw(st.booleans()) else []
         for option in draw(st.lists(st.sampled_from(COMMANDS[command]), max_size=3, unique=True)):
             # Results go below the folder, wherever a word points.
@@ -586,8 +587,11 @@ def use_checkpoint(directory: Path) -> None:
 
 
 DOORS: dict[str, Callable[[Path], Door]] = {
+    "chat": partial(cli_door, commands=["chat"]),
     "checkpoint": checkpoint_door,
     "cli": cli_door,
+    "data add": partial(cli_door, commands=["data add"]),
+    "judge": partial(cli_door, commands=["judge"]),
     "params": params_door,
     "parquet": parquet_door,
     "sql": sql_door,

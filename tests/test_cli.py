@@ -349,6 +349,17 @@ def test_running_stages_are_drawn_from_their_saved_state(tmp_path):
     assert "step 8" in page
 
 
+def test_a_folder_without_a_run_is_not_watched_and_stays_empty(tmp_path):
+    assert "there is no run here" in str(tracerl("watch", "--once", root=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("query", ["-- one number\nSELECT 1 AS n", "SELECT 1 AS n -- one number"])
+def test_a_comment_is_part_of_the_query(query, empty_run, capsys):
+    assert tracerl("sql", query, "--format", "csv", root=empty_run) in (0, None)
+    assert capsys.readouterr().out == "n\n1\n"
+
+
 def test_an_accepted_run_is_what_later_runs_are_compared_with(tmp_path, capsys):
     for dataset in DATASETS:
         result = {**validation_result("rollouts"), "dataset": dataset}

@@ -8,8 +8,11 @@ from tests.doors import DOORS
 from tests.fuzz import fuzz, replay
 
 COUNTS = {
+    "chat": 5,
     "checkpoint": 60,
     "cli": 30,
+    "data add": 10,
+    "judge": 5,
     "params": 60,
     "parquet": 25,
     "sql": 80,

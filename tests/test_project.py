@@ -169,6 +169,17 @@ def test_the_library_neither_prints_nor_reads_the_environment_or_the_command_lin
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+def test_text_is_read_and_written_as_utf_8_whatever_the_locale():
+    wrong = []
+    for path in [*SOURCES, *sorted(ROOT.glob("stages/**/*.py")), *sorted(ROOT.glob("flows/*.py"))]:
+        for node in syntax(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                words = ast.unparse(node)
+                if node.func.attr in ("read_text", "write_text") and "utf-8" not in words:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {words}")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
 def test_the_library_runs_no_code_that_came_as_data():
     wrong = []
     for path in SOURCES:

@@ -814,6 +814,7 @@ def test_every_method_parses_with_its_own_keys():
             "offload needs zero",
         ),
         ("launch.ranks", 0, "launch.ranks"),
+        ("launch.hosts", ["-oProxyCommand=x", "second"], "launch.hosts.0"),
         ("launch.zero", 4, "launch.zero"),
     ],
 )

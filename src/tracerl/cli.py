@@ -1,6 +1,7 @@
 """The command line. Heavy modules are imported inside the commands: --help answers at once."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -72,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point. An error of ours, or of the operating system, ends it with its message and exit
     status 1, not with a traceback."""
     _open_streams()
+    words = map(_keep_comment, sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            app(args=arguments, prog_name="tracerl")
+            app(args=list(words), prog_name="tracerl")
         finally:
             sys.stdout.flush()  # what a full disk refuses, it refuses here
     except TracerlError as error:
@@ -85,6 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _give_up_output()
         message = printable(f"{error.filename or 'the output'}: {error.strerror or error}")
         sys.exit(f"error: a file cannot be read or written\n  where: {message}")
+
+
+def _keep_comment(word: str) -> str:
+    """A word of the command line; SQL that begins with a comment is no option."""
+    return f"\n{word}" if re.match(r"--[^\s=]*\s", word) else word
 
 
 def _open_streams() -> None:
@@ -291,7 +298,9 @@ def watch(
 
     from tracerl.disk import write_text
     from tracerl.reporting.live import render_live
+    from tracerl.store.run_files import RunFiles
 
+    RunFiles(root)  # an error where no run is
     page = root / "data" / "scratch" / "watch.html"
     _say(f"Open {page} in a browser; Ctrl-C ends.")
     while True:
@@ -396,7 +405,7 @@ def _seed_column(root: Path, rows: "Sequence[Row]") -> "SeedColumn | None":
     if results is None:
         return None
     try:
-        return seed_column(results, (root / "params.yaml").read_text(), rows)
+        return seed_column(results, (root / "params.yaml").read_text("utf-8"), rows)
     except DataError as error:
         _say(f"note: no range over seeds: {error}", error=True)
         return None

@@ -19,7 +19,7 @@ _COMPILED = {".pyc", ".pyo"}
 def stage_kinds(source: Path = SOURCE) -> list[str]:
     """Names of the modules that can be started as stages."""
     modules = sorted((source / "stages").glob("*.py"))
-    return [path.stem for path in modules if "__main__" in path.read_text()]
+    return [path.stem for path in modules if "__main__" in path.read_text("utf-8")]
 
 
 def write_code_lists(folder: Path, source: Path = SOURCE) -> None:
@@ -41,7 +41,7 @@ def check_code(kind: str) -> None:
             where=str(path),
             do="run `dvc repro code`, or `python -m stages.code`",
         )
-    recorded = set(path.read_text().splitlines())
+    recorded = set(path.read_text("utf-8").splitlines())
     changed = recorded ^ set(code_list(kind).splitlines())
     if changed:
         files = sorted({line.partition("  ")[2] for line in changed})
@@ -91,7 +91,7 @@ def imported_files(file: Path, source: Path = SOURCE) -> list[Path]:
     """First-party files that one file imports or opens, itself; none if it is no Python module."""
     if file.suffix != ".py":
         return []
-    tree = ast.parse(file.read_text(), filename=str(file))
+    tree = ast.parse(file.read_text("utf-8"), filename=str(file))
     files = _resources(tree, file)
     for name in _imports(tree):
         files += _module_files(name, source)

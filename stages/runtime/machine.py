@@ -77,7 +77,7 @@ def _cpu_flags() -> set[str]:
 def _cpu_fields() -> dict[str, str]:
     """What Linux says about the first CPU; empty elsewhere."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
         return {}
     fields = {}

@@ -87,7 +87,7 @@ def write_stage_params(source: Path, folder: Path) -> None:
     for stage in stage_names(params):
         _write(folder / f"{stage}.yaml", stage_params(tree, stage))
     _write(folder / f"{RUN}.yaml", run_params(params))
-    write_text(folder / "params.yaml", source.read_text())
+    write_text(folder / "params.yaml", source.read_text("utf-8"))
 
 
 def read_params(stage: str) -> Params:
@@ -128,7 +128,7 @@ def _parse(data: Mapping[str, Any], path: Path) -> Params:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text("utf-8"))
         if not isinstance(data, dict):
             raise ValueError("no names and values")
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -173,6 +173,15 @@ def test_a_template_that_is_none_is_refused_when_it_is_loaded(tmp_path, template
         load_tokenizer(with_template(tmp_path / "x", template))
 
 
+@pytest.mark.parametrize(
+    "templates", [5, [1], ["default"], [{"name": "default"}], [{"name": "default", "template": 5}]]
+)
+def test_templates_of_another_type_are_refused(tmp_path, templates):
+    write(tmp_path / "x", byte_level(), {**NAMES, "chat_template": templates})
+    with pytest.raises(CheckpointError, match="invalid chat template"):
+        load_tokenizer(tmp_path / "x")
+
+
 def test_a_template_that_is_not_text_is_refused(tmp_path):
     write(tmp_path / "x", byte_level(), NAMES)
     (tmp_path / "x" / "chat_template.jinja").write_bytes(b"\xff\xfe")

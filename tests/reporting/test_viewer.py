@@ -101,6 +101,21 @@ def test_a_condition_that_is_wrong_or_meets_nothing_is_told(condition, run_folde
         select_responses(connect(run_folder), condition, None, 10)
 
 
+def test_a_condition_may_end_in_a_comment(run_folder):
+    plain = select_responses(connect(run_folder), "true", "true", 3)
+    assert select_responses(connect(run_folder), "true -- all", "true -- all", 3) == plain
+
+
+def test_a_page_that_cannot_be_written_is_named_and_nothing_is_left(run_folder, tmp_path):
+    out = tmp_path / "folder.html"
+    out.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "true", "--root", str(run_folder), "--out", str(out)])
+    assert str(ended.value.code).startswith("error: ")
+    assert str(out) in str(ended.value.code)
+    assert list(tmp_path.rglob("*")) == [out]
+
+
 def test_text_of_a_model_is_data_in_the_page(tmp_path):
     task = replace(make_tasks()[0], prompt="</script><script>alert(1)</script>", answer="<b>")
     write_tasks(tmp_path / "data" / "tasks" / "mixed.parquet", [task])

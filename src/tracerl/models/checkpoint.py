@@ -97,12 +97,16 @@ def save_checkpoint(
     tokenizer.save(directory)
     save_order_module(policy, directory)
     if policy.adapters is None:
-        (directory / "config.json").write_text(json.dumps(config_of(policy), indent=2) + "\n")
+        (directory / "config.json").write_text(
+            json.dumps(config_of(policy), indent=2) + "\n", "utf-8"
+        )
         write_shards(published_state(policy), directory, shard_bytes)
         return
     base = os.path.relpath(policy.adapters.base, final_dir or directory)
     config = adapter_config(policy, policy.adapters.settings, base)
-    (directory / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (directory / ADAPTER_CONFIG).write_text(
+        json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8"
+    )
     write_tensors(
         adapter_state(policy),
         directory / ADAPTER,

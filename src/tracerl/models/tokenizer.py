@@ -154,13 +154,13 @@ class Tokenizer:
             "mask_token": self.file.id_to_token(self.mask_id),
             "eos_token": self.file.id_to_token(self.end_ids[0]),
         }
-        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n", "utf-8")
         generation = {"eos_token_id": list(self.end_ids), "pad_token_id": self.pad_id}
         (directory / _GENERATION).write_text(
-            json.dumps(generation, indent=2, sort_keys=True) + "\n"
+            json.dumps(generation, indent=2, sort_keys=True) + "\n", "utf-8"
         )
         if self.template:
-            (directory / _TEMPLATE).write_text(self.template)
+            (directory / _TEMPLATE).write_text(self.template, "utf-8")
 
 
 def character_tokenizer() -> Tokenizer:
@@ -341,5 +341,23 @@ def _template_of(
             ) from error
     inside = config.get("chat_template")
     if isinstance(inside, list):  # several, by name
-        inside = {item["name"]: item["template"] for item in inside}.get("default")
+        inside = _default_template(inside, directory)
     return inside
+
+
+def _default_template(templates: list[Any], directory: Path) -> Any:
+    """The template named "default", None if there is none. Raises CheckpointError for a list of
+    something else."""
+    found = None
+    for item in templates:
+        if not isinstance(item, dict) or not {"name", "template"} <= item.keys():
+            raise CheckpointError(
+                "invalid chat template",
+                where=str(directory / CONFIG),
+                got=item,
+                wanted="a text, or a list of objects with name and template",
+                do="correct or remove it",
+            )
+        if item["name"] == "default":
+            found = item["template"]
+    return found

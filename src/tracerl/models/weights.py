@@ -305,4 +305,4 @@ def write_shards(state: Mapping[str, torch.Tensor], directory: Path, shard_bytes
         )
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -28,7 +28,7 @@ def compare_with_commit(root: Path) -> Comparison | None:
     lock = root / "dvc.lock"
     if not lock.is_file():
         return None
-    now = _outputs(lock.read_text(errors="replace"))
+    now = _outputs(lock.read_text("utf-8", errors="replace"))
     before = _outputs(_committed_lock(root))
     if not now or not before:
         return None
@@ -78,7 +78,9 @@ def _committed_lock(root: Path) -> str:
     """dvc.lock of the last commit; "" if there is none."""
     command = ["git", "show", "HEAD:./dvc.lock"]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except OSError:
         return ""
     return done.stdout if done.returncode == 0 else ""

@@ -226,7 +226,7 @@ def measured(root: Path) -> dict[str, dict[str, int]]:
     predicted, flops."""
     figures = {}
     for path in sorted((root / "logs" / "measured").glob("*.json")):
-        figures[path.stem] = json.loads(path.read_text())
+        figures[path.stem] = json.loads(path.read_text("utf-8"))
     return figures
 
 

@@ -168,7 +168,7 @@ def read_curve(path: Path) -> Curve:
     Raises DataError if it is missing or a row is short.
     """
     try:
-        return curve_rows(path.read_text(), str(path))
+        return curve_rows(path.read_text("utf-8"), str(path))
     except (OSError, ValueError) as error:
         raise DataError(
             "a curve cannot be read",
@@ -317,7 +317,7 @@ def _column(rows: Curve, name: str) -> list[float]:
 def _metrics(path: Path) -> list[tuple[str, str]]:
     """Names and values of a metrics file that are single values, or single values by name."""
     try:
-        metrics: dict[str, Any] = json.loads(path.read_text())
+        metrics: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
             "a metrics file cannot be read",

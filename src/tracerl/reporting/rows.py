@@ -177,7 +177,7 @@ def collect_provenance(
     root: Path, connection: duckdb.DuckDBPyConnection, software: Mapping[str, str]
 ) -> Provenance:
     """Hashes of everything the numbers depend on, from the files themselves."""
-    text = (root / PARAMS_COPY).read_text()
+    text = (root / PARAMS_COPY).read_text("utf-8")
     data = []
     for manifest in sorted((root / "data").glob(f"**/{MANIFEST}")):
         if "scratch" not in manifest.parts:

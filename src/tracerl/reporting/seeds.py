@@ -84,7 +84,7 @@ def read_seeds(path: Path) -> SeedResults | None:
         return None
     accuracies = {}
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text("utf-8"))
         digest = str(data["params_sha256"])
         for row in data["rows"]:
             accuracies[_key(row)] = {

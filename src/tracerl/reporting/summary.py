@@ -113,7 +113,7 @@ def markdown_table(rows: Sequence[Row], seeds: SeedColumn | None) -> str:
 
 def _read_rows(path: Path, do: str) -> list[dict[str, Any]]:
     try:
-        rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+        rows: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["rows"]
         missing: set[str] = set()
         for row in rows:
             missing |= set(COLUMNS) - row.keys()

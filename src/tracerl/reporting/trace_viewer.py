@@ -243,7 +243,7 @@ def select_responses(
 
     Raises DataError if a condition is wrong or nothing meets the first.
     """
-    query = _SELECTION.format(condition=f"({condition})")
+    query = _SELECTION.format(condition=f"({condition}\n)")
     rows = answer(connection, query, {"count": count}).to_pylist()
     if not rows:
         raise DataError(
@@ -257,7 +257,7 @@ def select_responses(
     if against is None:
         return list(map(Response, rows))
     tasks = sorted({row["task_id"] for row in rows})
-    query = _COUNTERPARTS.format(condition=f"({against})")
+    query = _COUNTERPARTS.format(condition=f"({against}\n)")
     before = {}
     for row in answer(connection, query, {"tasks": tasks}).to_pylist():
         before[row["task_id"], row["sample_index"]] = row
@@ -275,7 +275,7 @@ def render_viewer(responses: Sequence[Response], tokenizer: Tokenizer, condition
         records.append(record)
     words = [_display_text(token_id, tokenizer) for token_id in texts]
     data = json.dumps({"texts": words, "responses": records}, ensure_ascii=False)
-    script = (Path(__file__).parent / "viewer.js").read_text()
+    script = (Path(__file__).parent / "viewer.js").read_text("utf-8")
     return template("viewer.html.j2").render(
         condition=condition, data=data.replace("<", "\\u003c"), script=script
     )

@@ -243,7 +243,7 @@ class Params(Section):
 def load_params(path: Path) -> Params:
     """Reads and checks a params file. Raises ParamsError naming every wrong key with its path."""
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
         _check_depth(text)
         # As DVC reads it; a key given twice is refused.
         data = YAML(typ="safe", pure=True).load(text)

@@ -85,7 +85,7 @@ def vocabulary_size(root: Path) -> int | None:
     if not path.is_file():
         return None
     try:
-        return int(json.loads(path.read_text())["vocab_size"])
+        return int(json.loads(path.read_text("utf-8"))["vocab_size"])
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             "a checkpoint's configuration is damaged", where=str(path), got=repr(error)

@@ -184,7 +184,7 @@ def accepted_metrics(directory: Path) -> dict[str, dict[str, dict[str, float]]]:
 def read_result(path: Path) -> dict[str, Any]:
     """A result as a validate stage wrote it. Raises DataError if it is missing or damaged."""
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text("utf-8"))
         return {
             "dataset": result["dataset"],
             "success": result["success"],

@@ -118,5 +118,5 @@ class RunFiles:
             return
         with tempfile.TemporaryDirectory() as copy:
             for path in self.glob(f"{folder}/*.json") + self.glob(f"{folder}/*.jinja"):
-                (Path(copy) / Path(path).name).write_text(self.text(path))
+                (Path(copy) / Path(path).name).write_text(self.text(path), "utf-8")
             yield Path(copy)

@@ -45,7 +45,7 @@ class ControlGroup:
     @property
     def cpu_seconds(self) -> float:
         """Of all processes that have ever been here, from then on."""
-        lines = (self._folder / "cpu.stat").read_text().splitlines()
+        lines = (self._folder / "cpu.stat").read_text("utf-8").splitlines()
         counts = dict(line.split() for line in lines)
         return int(counts["usage_usec"]) / 1e6
 
@@ -62,7 +62,7 @@ class ControlGroup:
                 time.sleep(0.005)
 
     def _write(self, name: str, value: int) -> None:
-        (self._folder / name).write_text(str(value))
+        (self._folder / name).write_text(str(value), "utf-8")
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def parent_of_groups(root: Path = _ROOT, own: Path = _OWN) -> Path | None:
     root: where the hierarchy is mounted; own: the file that names this process's group.
     """
     try:
-        lines = own.read_text().splitlines()
+        lines = own.read_text("utf-8").splitlines()
     except OSError:
         return None
     names = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
@@ -95,7 +95,7 @@ def accounting() -> str:
 
 def _can_hold_groups(folder: Path) -> bool:
     try:
-        controllers = (folder / "cgroup.subtree_control").read_text().split()
+        controllers = (folder / "cgroup.subtree_control").read_text("utf-8").split()
         # A process is moved by whoever may write to the group that both places have in common.
         if not set(controllers) >= _CONTROLLERS or not os.access(folder / "cgroup.procs", os.W_OK):
             return False

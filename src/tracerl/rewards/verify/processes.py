@@ -24,7 +24,7 @@ class Process:
     def own_memory(self) -> int:
         """Resident bytes, shared ones divided among those who share them."""
         try:
-            text = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
+            text = Path(f"/proc/{self.pid}/smaps_rollup").read_text("utf-8")
         except OSError:
             return self.memory
         sizes = [line.split()[1] for line in text.splitlines() if line.startswith("Pss:")]
@@ -39,9 +39,9 @@ def processes(pid: int) -> list[Process]:
     while waiting:
         current = waiting.pop()
         try:
-            facts = Path(f"/proc/{current}/stat").read_text().rpartition(") ")[2].split()
+            facts = Path(f"/proc/{current}/stat").read_text("utf-8").rpartition(") ")[2].split()
             for path in Path(f"/proc/{current}/task").glob("*/children"):
-                waiting += map(int, path.read_text().split())
+                waiting += map(int, path.read_text("utf-8").split())
         except (OSError, ValueError):
             continue
         times = [int(ticks) / tick for ticks in facts[11:15]]
