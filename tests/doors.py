@@ -337,6 +337,8 @@ def cli_door(folder: Path, commands: Sequence[str] = tuple(COMMANDS)) -> Door:
             line += ["--out", "OUT/trace.html"]
         if command == "data add":  # nothing is fetched, and the run stays as it is
             line += ["--from", draw(st.sampled_from(PLACES)), "--root", "ADD"]
+        if command == "data accept":  # it writes, and by default into the current folder
+            line += ["--root", draw(st.sampled_from(["ADD", "NONE", "FILE"]))]
         if command == "sql":  # a shell waits for someone who types
             line[0] = line[0] or "select 1"
             line[0] = "select 1" if line[0].startswith("-") else line[0]

@@ -1,7 +1,9 @@
 """dvc.lock after a kill: whatever was cut off is put back, and nothing else is touched. A damaged
 list of running processes is removed."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -143,18 +145,23 @@ def test_a_list_of_processes_is_removed_when_it_was_cut_off_and_only_then(projec
     assert all("cut off by a kill" in text for text in said)
 
 
-def test_a_full_disk_leaves_the_good_copy_for_the_next_run(project: Path) -> None:
+def test_a_full_disk_leaves_the_good_copy_for_the_next_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The disk is full when DVC has emptied dvc.lock and when it is to be put back."""
     lock, copy = project / "dvc.lock", project / ".dvc" / "tmp" / "lock-root.good"
-    aside = lock.with_name("dvc.lock.tmp")
+
+    def refuse(*paths: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def run() -> None:
         with safe_lock(project, ignore):
             lock.write_text("")
-            aside.symlink_to("/dev/full")
+            monkeypatch.setattr(os, "replace", refuse)
 
     with pytest.raises(DataError, match="cannot be written"):
         run()
+    monkeypatch.undo()
     assert stages_of(copy.read_text()) == STAGES
     said: list[str] = []
     with safe_lock(project, said.append):
