@@ -25,7 +25,7 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         for batch in pq.ParquetFile(path).iter_batches(_ROWS_AT_ONCE):
             yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             "a Parquet file cannot be read",
             where=str(path),

@@ -401,7 +401,7 @@ def _has_our_schema(path: Path) -> bool:
         return False
     try:
         return VERSION_KEY in (pq.read_schema(path).metadata or {})
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         return False
 
 

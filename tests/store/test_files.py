@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.tiny import END_IDS, sharp_model, tiny_requests, tiny_sampler
+from tracerl.disk import parquet_rows
 from tracerl.errors import DataError
 from tracerl.rollouts.responses import settings_columns
 from tracerl.sampling.sampler import sample
@@ -234,6 +235,15 @@ def test_a_truncated_file_is_named(tmp_path):
             read_trajectories(path, "correct")
         with pytest.raises(DataError, match=str(path)):
             read_tasks(path)
+
+
+def test_a_name_of_a_column_that_is_not_utf_8_is_damage(tmp_path):
+    path = tmp_path / "rollouts.parquet"
+    write_rollouts(path, rollout_table(rollouts()))
+    path.write_bytes(path.read_bytes().replace(b"prompt_ids", b"\x80rompt_ids"))
+    assert str(path) in error_of(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        list(parquet_rows(path))
 
 
 def test_damage_inside_a_file_is_named(tmp_path):

@@ -306,7 +306,7 @@ def _read_output(run: GenerateRun) -> pa.Table | None:
     if not out.exists():
         return None
     if out.suffix == ".parquet" and out.is_file():
-        with suppress(pa.ArrowException, OSError):
+        with suppress(pa.ArrowException, OSError, UnicodeDecodeError):
             table = pq.read_table(out)
             if (table.schema.metadata or {}).get(_RUN_KEY) == run.name.encode():
                 return table
@@ -367,7 +367,7 @@ def _table(
 def _read_part(path: Path, run: str) -> pa.Table:
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             "a part is damaged",
             where=str(path),

@@ -127,7 +127,7 @@ def connect_file(path: Path) -> duckdb.DuckDBPyConnection:
     file, version = open_parquet(path, "rollouts")
     try:
         rows = file.read()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError("a Parquet file is damaged", where=str(path), got=error) from error
     prompts = rows["prompt"] if "prompt" in rows.column_names else pa.nulls(len(rows), pa.string())
     responses = upgrade_rows(

@@ -67,7 +67,7 @@ def read_parquet(path: Path, table: str) -> pa.Table:
     file, version = open_parquet(path, table)
     try:
         rows = file.read()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             "a Parquet file is damaged",
             where=str(path),
@@ -88,7 +88,8 @@ def open_parquet(
     """
     try:
         file = pq.ParquetFile(stream or path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+        kinds = {field.name: field.type for field in file.schema_arrow}
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(
             "a Parquet file is damaged or missing",
             where=str(path),
@@ -106,7 +107,6 @@ def open_parquet(
         )
     version = int(written)
     added = upgrades(table, version)
-    kinds = {field.name: field.type for field in file.schema_arrow}
     missing = []
     for field in SCHEMAS[table]:
         if field.name not in added and kinds.get(field.name) != field.type:
@@ -160,7 +160,7 @@ def seal(folder: Path) -> None:
     for path in sorted(folder.glob("*.parquet")):
         try:
             rows = pq.read_metadata(path).num_rows
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 "a Parquet file is damaged",
                 where=str(path),

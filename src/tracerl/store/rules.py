@@ -424,7 +424,7 @@ def row_groups(path: Path, table: str) -> Iterator[pa.Table]:
     for group in range(file.num_row_groups):
         try:
             rows = file.read_row_group(group)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(
                 "a Parquet file is damaged",
                 where=f"{path}, row group {group}, "
@@ -539,6 +539,6 @@ def _find_damaged_column(path: Path, table: str, group: int) -> str:
     for name in file.schema_arrow.names:
         try:
             file.read_row_group(group, columns=[name])
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, UnicodeDecodeError):
             return str(name)
     return "unknown"
