@@ -302,7 +302,7 @@ POSITIONAL = {"sql": 1, "trace": 1, "judge": 1, "data add": 1, "chat": 0, "gener
 FLAGS = ("--skip-damaged", "--verify", "--markdown", "--once")
 # What a command needs before it does anything, so that most lines get past the first check.
 NEEDED = {
-    "chat": ["--model", "MODEL", "--set", "max_tokens=8"],
+    "chat": ["--model", "MODEL", "--set", "max_new_tokens=8"],
     "generate": ["--model", "MODEL", "--prompts", "PROMPTS"],
     "judge": ["--params", "PARAMS", "--prompt", "4+7=", "--response", "11"],
     "data add": ["--root", "ADD"],
@@ -316,7 +316,9 @@ def cli_door(folder: Path, commands: Sequence[str] = tuple(COMMANDS)) -> Door:
         st.sampled_from(
             [*PLACES, "1", "0", "cpu", "csv", "json", "true", "select 1", "from evals"]
         ),
-        st.sampled_from(["steps", "math500", "gsm8k", "package", "temperature=2", "max_tokens=3"]),
+        st.sampled_from(
+            ["steps", "math500", "gsm8k", "package", "temperature=2", "max_new_tokens=3"]
+        ),
         words,
     )
     typed = st.lists(st.one_of(words, st.sampled_from(["/reset", "/exit", "2+2="])), max_size=3)
