@@ -26,6 +26,7 @@ from tracerl.evaluation.datasets import DATASETS, read_dataset, read_rows
 from tracerl.rewards.verify.answers import compare_readings, decide_quickly
 from tracerl.rewards.verify.code import code_tests, run_tests
 from tracerl.rewards.verify.math import extract_answer
+from tracerl.rewards.verify.normal_form import same_normal_form
 from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.sandbox import Limits, SandboxPool
 from tracerl.rewards.verify.spelling import clean
@@ -67,11 +68,14 @@ def equal_pairs(count: int) -> list[tuple[str, str]]:
         a, b = i % 37 + 2, i % 11 + 1
         made.append(
             [
-                (f"(x+{a})^2", f"x^2+{2 * a}x+{a * a}"),
-                (f"\\sqrt{{{a * b * b}}}", f"{b}\\sqrt{{{a}}}"),
-                (f"\\frac{{{a}x+{b}}}{{{a}}}", f"x+\\frac{{{b}}}{{{a}}}"),
-                (f"\\{{{a},{a + b},\\pi\\}}", f"\\{{\\pi,{a + b},{a}\\}}"),
-                (f"({a},\\frac{{\\pi}}{{{b}}})", f"({a},\\pi/{b})"),
+                (f"\\frac{{x^2-{a * a}}}{{x-{a}}}", f"x+{a}"),
+                (f"\\ln {a * a}", f"2\\ln {a}"),
+                (f"\\sqrt{{(x+{a})^2}}", f"|x+{a}|"),
+                (
+                    f"\\{{{a},{a + b},\\frac{{\\pi}}{{1-x}}\\}}",
+                    f"\\{{\\frac{{-\\pi}}{{x-1}},{a + b},{a}\\}}",
+                ),
+                (f"({a},2^{{x+{b}}})", f"({a},{2**b}\\cdot 2^x)"),
             ][i % 5]
         )
     return made
@@ -81,7 +85,7 @@ def math_figures(published: Path) -> None:
     pairs = equal_pairs(1500)
     numbers = [(str(i), f"{i}.0") for i in range(20_000)]
     workers = MathWorkers(WORKERS, 3.0)
-    workers.equivalent("x+1", "1+x")
+    workers.equivalent("\\ln 4", "2\\ln 2")  # starts a worker
     with ThreadPoolExecutor(8) as threads:
 
         def decide(what: Sequence[tuple[str, str]]) -> list[str]:
@@ -126,6 +130,7 @@ def math_figures(published: Path) -> None:
 
 
 NUM_QUICK_PAIRS = 10_000
+NUM_EXPRESSION_PAIRS = 2_000  # algebra takes a tenth of a second each
 
 
 def quick_figures() -> None:
@@ -157,6 +162,29 @@ def quick_figures() -> None:
             departures.append((gold, answer))
     claim = f"{num_decided} quick verdicts on lists are those of reading them {departures[:9]}"
     demand(not departures, claim)
+    expression_figures()
+
+
+def expression_figures() -> None:
+    """Sums of products: the verdicts of their normal forms, and those of algebra."""
+    from tests.rewards.verify.writings import expression_pairs
+    from tracerl.rewards.verify import algebra
+
+    pairs: list[tuple[str, str]] = []
+    for gold, answer in expression_pairs("benchmark", NUM_EXPRESSION_PAIRS):
+        pairs.append((clean(gold), clean(answer)))
+    quick: list[str | None] = []
+    timed(
+        "quick, sums of products",
+        len(pairs),
+        lambda: quick.extend(map(same_normal_form, *zip(*pairs, strict=True))),
+    )
+    departures: list[tuple[str, str]] = []
+    for pair, verdict in zip(pairs, quick, strict=True):
+        if verdict is not None and verdict != algebra.same_expression(*pair):
+            departures.append(pair)
+    num_decided = len(pairs) - quick.count(None)
+    demand(not departures, f"{num_decided} quick verdicts on sums are algebra's {departures[:9]}")
 
 
 def judged(

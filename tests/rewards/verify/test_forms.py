@@ -5,10 +5,13 @@ import functools
 from fractions import Fraction
 
 import pytest
+import sympy
 
 from tests.published import published
 from tests.rewards.verify.forms import FORMS, different_renderings, equal_renderings
 from tests.rewards.verify.writings import (
+    expression_fragments,
+    expression_pairs,
     layouts,
     list_pairs,
     neighbours,
@@ -23,6 +26,7 @@ from tracerl.rewards.verify.answers import (
     compare_readings,
     decide_quickly,
 )
+from tracerl.rewards.verify.normal_form import same_normal_form
 from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.spelling import clean
 
@@ -97,6 +101,64 @@ def test_the_quick_verdict_on_lists_of_numbers_is_the_one_of_reading_them():
         assert quick == slow, (gold, answer)
         verdicts.add(quick)
     assert {"equal", "different"} <= verdicts
+
+
+def test_the_quick_verdict_on_sums_of_products_is_the_one_of_algebra():
+    """A few; thousands: benchmarks/verifiers.py --only quick."""
+    verdicts = []
+    for gold, answer in expression_pairs("sums of products", 60):
+        quick = same_normal_form(clean(gold), clean(answer))
+        if quick is not None:
+            assert quick == algebra.same_expression(clean(gold), clean(answer)), (gold, answer)
+            verdicts.append(quick)
+    assert min(verdicts.count("equal"), verdicts.count("different")) > 20
+
+
+def test_a_sum_of_products_is_read_as_algebra_reads_it():
+    """Texts of random pieces, most of them no expression: what algebra makes of those that are
+    read, multiplied out and written by sympy, is equal to them."""
+    num_equal = 0
+    for text in map(clean, expression_fragments("pieces", 1500)):
+        if same_normal_form(text, text) is None:
+            continue
+        written = sympy.latex(sympy.expand(algebra.parse(text)))
+        written = written.replace(" + ", "+").replace(" - ", "-").replace(" ", r"\cdot ")
+        verdict = same_normal_form(text, clean(written))
+        assert verdict != "different", (text, written)
+        num_equal += verdict == "equal"
+    assert num_equal > 80
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        (r"3\sqrt{13}", r"\sqrt{117}", "equal"),
+        (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}", "equal"),
+        (r"(1+2i)^2", r"-3+4i", "equal"),
+        (r"\frac{3}{\pi}\cdot\pi^2", r"3\pi", "equal"),
+        (r"\sqrt{0}x", "0", "equal"),
+        (r"x^2-1", r"(x-1)(x+1)", "equal"),
+        (r"3\sqrt{13}", r"5\sqrt{13}", "different"),
+        ("xy", "yx", "equal"),
+        # of another form, or read in two ways
+        ("2x", "1/2x", None),
+        ("2x", r"3\frac{1}{2}x", None),
+        ("2x", "x2", None),
+        ("2x", "x(2)", None),
+        ("2x", "2^3^2", None),
+        ("2x", "x^10", None),
+        ("2x", r"\frac{1}{x}", None),
+        ("2x", "pi", None),
+        ("2x", "0.3(3)", None),
+        ("2x", "(x+1)^{13}", None),
+        ("2x", "(" * 200 + "x" + ")" * 200, None),
+        ("2x", "(x+y+z+1)^9", None),
+        ("2x", r"\frac{1}{0}", None),
+        ("2x", r"\frac{x}{\sqrt{2}-\sqrt{2}}", None),
+    ],
+)
+def test_a_sum_of_products_is_decided_and_nothing_else_is(gold, answer, verdict):
+    assert same_normal_form(gold, answer) == verdict
 
 
 def test_golds_of_math500_equal_their_renderings_and_none_of_twenty_neighbours():

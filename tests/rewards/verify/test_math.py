@@ -159,13 +159,13 @@ def test_a_verdict_does_not_depend_on_the_pairs_before_it():
 def test_a_killed_worker_is_replaced_and_loses_nothing():
     pool = MathWorkers(1, CPU_SECONDS)
     try:
-        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+        assert pool.equivalent(r"\ln 4", r"2\ln 2") == "equal"
         worker = pool._idle.get()
         assert worker is not None
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
         pool._idle.put(worker)
-        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+        assert pool.equivalent(r"\ln 4", r"2\ln 2") == "equal"
     finally:
         pool.close()
 
@@ -184,7 +184,7 @@ def test_a_process_killed_while_it_decides_loses_nothing(victim):
                 return
 
     try:
-        assert pool.equivalent(r"\sqrt{8}", r"2\sqrt{2}") == "equal"
+        assert pool.equivalent(r"\ln 4", r"2\ln 2") == "equal"
         worker = pool._idle.get()
         assert worker is not None
         pool._idle.put(worker)

@@ -168,3 +168,64 @@ def _list_text(rng: random.Random, values: list[Fraction], brackets: str) -> str
     if brackets == "  ":
         return text
     return rng.choice([f"{left}{text}{right}", rf"\left{left}{text}\right{right}"])
+
+
+_ATOMS = ("x", "y", "n", r"\pi", r"\sqrt{2}", r"\sqrt{12}", "i", r"\sqrt3", "2", "3", "7")
+
+_DIVISORS = ("2", "3", "6", r"2\sqrt{2}", r"5\pi")
+
+
+def _product_text(rng: random.Random) -> str:
+    """A product of a few factors, among them sums in brackets and fractions."""
+    factors = [rng.choice(_ATOMS[-3:])] if rng.random() < 0.5 else []
+    for _ in range(rng.randint(1, 2)):
+        factor = rng.choice(_ATOMS[:8])
+        if rng.random() < 0.25:
+            factor = f"({factor}{rng.choice('+-')}{rng.randint(1, 9)})"
+        if rng.random() < 0.2:
+            factor += rng.choice(["^2", "^{3}"])
+        factors.append(factor)
+    text = rng.choice(["", r"\cdot "]).join(factors)
+    kind = rng.random()
+    if kind < 0.15:
+        return rf"\frac{{{text}}}{{{rng.choice(_DIVISORS)}}}"
+    return f"{text}/{rng.randint(2, 6)}" if kind < 0.25 else text
+
+
+def expression_pairs(seed: str, count: int) -> Iterator[tuple[str, str]]:
+    """Two sums of products; half of the pairs are equal, by their terms in another order, one of
+    them divided, or a square multiplied out."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        terms = [_product_text(rng) for _ in range(rng.randint(1, 3))]
+        gold = "+".join(terms)
+        change = rng.choice(["order", "half", "square", "term", "sign", "factor"])
+        if change == "order":
+            answer = "+".join(reversed(terms))
+        elif change == "half":
+            answer = "+".join(rf"\frac{{2({term})}}{{2}}" for term in terms)
+        elif change == "square":
+            letter, k = rng.choice("xyn"), rng.randint(1, 9)
+            gold = f"({letter}-{k})^2+{gold}"
+            answer = f"{letter}^2-{2 * k}{letter}+{k * k}+" + "+".join(terms)
+        elif change == "term":
+            answer = f"{gold}+{rng.choice(_ATOMS)}"
+        elif change == "sign":
+            answer = f"-({gold})"
+        else:
+            answer = f"{rng.choice(_ATOMS[5:])}({gold})"
+        yield gold, answer
+
+
+_PIECES = (
+    *(*_ATOMS, "xy", "ab", "0", "10", "12", "1.5"),
+    *("+", "-", "*", r"\cdot ", "/", "^", "^2", "(", ")", "{", "}", " "),
+    *(r"\frac{1}{2}", r"\frac", r"\sqrt"),
+)
+
+
+def expression_fragments(seed: str, count: int) -> Iterator[str]:
+    """Texts of a few pieces of expressions side by side, most of them no expression."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield "".join(rng.choice(_PIECES) for _ in range(rng.randint(1, 6)))

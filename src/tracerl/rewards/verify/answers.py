@@ -1,9 +1,9 @@
 """Whether two mathematical answers are equal.
 
-Answers are read into small trees (`reading.py`), which are compared part by part. Plain numbers are
-compared here, exactly; what needs algebra is asked of `algebra.py`, or ends the comparison where
-there is none (`decide_quickly`). So the quick verdict and the full one come from the same rules,
-and differ only in what they can decide.
+Answers are read into small trees (`reading.py`), which are compared part by part. Plain numbers and
+sums of products (`normal_form.py`) are compared here, exactly; what needs algebra is asked of
+`algebra.py`, or ends the comparison where there is none (`decide_quickly`). So the quick verdict
+and the full one come from the same rules, and differ only in what they can decide.
 
 A verdict is symmetric, with one exception: an equation whose left side is no name (`m + n = 204`)
 equals its value only where the value is the known answer. A known equation is a statement of its
@@ -37,6 +37,7 @@ from tracerl.rewards.verify.nodes import (
     SetOf,
     Words,
 )
+from tracerl.rewards.verify.normal_form import same_normal_form
 from tracerl.rewards.verify.numbers import number
 from tracerl.rewards.verify.reading import NAME, read
 from tracerl.rewards.verify.spelling import clean
@@ -300,7 +301,8 @@ class _Comparison:
         ours, theirs = number(gold), number(answer)
         if ours is not None and theirs is not None:
             return _verdict(ours == theirs)
-        return self._require_algebra().same_expression(gold, answer)
+        verdict = same_normal_form(gold, answer)
+        return verdict or self._require_algebra().same_expression(gold, answer)
 
     def _require_algebra(self) -> Algebra:
         if self._algebra is None:
@@ -444,7 +446,26 @@ class _Comparison:
             and self._same_multiset(gold.items, answer.items) == "equal"
         ):
             return "equal"
+        for first, second in ((gold, answer), (answer, gold)):
+            if isinstance(first, SetOf) and isinstance(second, Group):
+                same = self._same_set_as_interval(first, second)
+                if same is not None:
+                    return same
         return self._require_algebra().same_region(gold, answer)
+
+    def _same_set_as_interval(self, finite: SetOf, interval: Group) -> Equivalence | None:
+        """A set of plain numbers and an interval between two, which is empty or infinite unless it
+        is `[3, 3]`; None for any other."""
+        values: list[Fraction] = []
+        for item in (*interval.items, *finite.items):
+            value = number(item.text) if isinstance(item, Expression) else None
+            if value is None:
+                return None
+            values.append(value)
+        low, high, *members = values
+        is_point = low == high and interval.brackets == "[]"
+        elements = {low} if is_point else set()
+        return _verdict(low >= high and set(members) == elements)
 
     # Several parts
 
