@@ -18,6 +18,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.rows import alone, merge_rows, row
+from tracerl.models import sparse
 from tracerl.models.families import FAMILIES
 from tracerl.models.policy import Policy, new_model
 from tracerl.models.transformer import Architecture
@@ -162,12 +164,36 @@ def measure(case: dict[str, int], plain: bool, repeats: int) -> dict[str, float]
     step(trainer, trajectories({**case, "length": 64, "rows": 1}), plain)
     trainer.model.zero_grad(set_to_none=True)
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
-    before, best = memory("VmRSS"), float("inf")
+    before, best, kernels = memory("VmRSS"), float("inf"), Kernels()
     for _ in range(repeats):
         started = time.process_time()
         step(trainer, batch, plain)
         best = min(best, time.process_time() - started)
-    return {"seconds": best, "bytes": float(memory("VmHWM") - before)}
+    added = float(memory("VmHWM") - before)
+    return {"seconds": best, "bytes": added, "attention": kernels.seconds / repeats}
+
+
+class Kernels:
+    """Seconds that the kernels of attention in chunks take in this process, from now on."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        for name in ("_FLASH", "_FLASH_BACKWARD"):
+            setattr(sparse, name, self._timed(getattr(sparse, name)))
+
+    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            started = time.process_time()
+            found = kernel(*arguments, **options)
+            self.seconds += time.process_time() - started
+            return found
+
+        return run
+
+
+def power(sizes: list[float], values: list[float]) -> float:
+    """Of the size, fitted to the logarithms of values."""
+    return round(float(np.polyfit(np.log(sizes), np.log(values), 1)[0]), 2)
 
 
 def measured(case: dict[str, int], plain: bool = False, repeats: int = 2) -> dict[str, float]:
@@ -210,26 +236,29 @@ def compare() -> dict[str, Any]:
 
 
 def scaling(name: str) -> dict[str, Any]:
-    """Time and memory as one size grows. ratio: by what memory grows over the whole range; power:
-    of the size, fitted to all points."""
+    """Time and memory as one size grows. ratio: by what memory grows over the whole range; powers
+    of the size, fitted to all points: of memory, of time, and of time without the kernels of
+    attention in chunks, which is quadratic in length."""
     points = []
     for change in SCALES[name]:
         found = measured({**SMALL, **change}, repeats=1)
-        points.append(
-            {**change, "seconds": round(found["seconds"], 3), "mb": round(found["bytes"] / 1e6, 1)}
-        )
+        seconds = {key: round(found[key], 3) for key in ("seconds", "attention")}
+        points.append({**change, **seconds, "mb": round(found["bytes"] / 1e6, 1)})
         print(points[-1], flush=True)
     growth = points[-1]["mb"] / points[0]["mb"]
     scale = next(iter(SCALES[name][-1].values())) / next(iter(SCALES[name][0].values()))
-    sizes, held = ([point[key] for point in points] for key in (next(iter(SCALES[name][0])), "mb"))
-    power = float(np.polyfit(np.log(sizes), np.log(held), 1)[0])
+    keys = (next(iter(SCALES[name][0])), "mb", "seconds", "attention")
+    sizes, held, seconds, attention = ([point[key] for point in points] for key in keys)
+    others = [whole - kernels for whole, kernels in zip(seconds, attention, strict=True)]
     means = f"growth of memory as {name} grows {scale:g} times; the target is at most linear growth"
     return alone(
         f"training-step/{name}",
         points[-1]["seconds"],
         ratio=round(growth, 3),
         target=scale,
-        power=round(power, 2),
+        power=power(sizes, held),
+        power_of_time=power(sizes, seconds),
+        power_of_time_without_attention=power(sizes, others),
         means=means,
         points=points,
     )

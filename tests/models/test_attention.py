@@ -135,6 +135,8 @@ def test_a_missing_extra_says_what_to_install(monkeypatch):
     monkeypatch.setattr("tracerl.models.attention.flash_installed", lambda: True)
     with pytest.raises(ParamsError, match="CUDA only"):
         check_backend("flash", torch.device("cpu"))
+    with pytest.raises(ParamsError, match="on a CPU only"):
+        check_backend("sparse", torch.device("cuda"))
     check_backend("auto", torch.device("cpu"))
 
 

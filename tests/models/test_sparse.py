@@ -91,6 +91,19 @@ def test_chunks_give_the_output_and_the_gradients_of_the_mask(
         assert float(one.abs().max()) > 0.1
 
 
+def test_sums_are_in_float32_where_the_model_is_in_bfloat16():
+    layout, generator = LAYOUTS["views"], torch.Generator().manual_seed(1)
+    rows, length = layout.streams.shape
+    given = [
+        torch.randn(rows, heads, length, 8, generator=generator).bfloat16() for heads in (4, 2, 2)
+    ]
+    prepared = prepare(layout, "sparse", torch.bfloat16)
+    out = attend(*given, prepared)  # type: ignore[call-arg]
+    assert out.dtype == torch.bfloat16
+    wide = attend(*(part.float() for part in given), prepared)  # type: ignore[call-arg]
+    assert torch.equal(out, wide.bfloat16())
+
+
 def test_the_gradient_of_a_chunk_is_that_of_finite_differences(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sparse, "CHUNK", 4)
     layout = training_layout(4, 2, 1, 1)

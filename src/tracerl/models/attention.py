@@ -72,6 +72,13 @@ def check_backend(backend: Backend, device: torch.device) -> None:
             got=f"device {device}",
             do="set compute.attention to auto",
         )
+    if backend == "sparse" and device.type != "cpu":
+        raise ParamsError(
+            "attention 'sparse' runs on a CPU only",
+            where="compute.attention",
+            got=f"device {device}",
+            do="set compute.attention to auto",
+        )
 
 
 def prepare(layout: Layout, backend: Backend, dtype: torch.dtype) -> Prepared:

@@ -143,8 +143,14 @@ def sees(
     attend to itself).
     """
     same_document = key_stream // DOCUMENT == query_stream // DOCUMENT
-    earlier = (((key_stream % DOCUMENT == CLEAN) & same_document) | (key_stream == COMMON)) & (
-        key_block < query_block
+    earlier = (
+        is_shared(key_stream) & (same_document | (key_stream == COMMON)) & (key_block < query_block)
     )
     own = (key_stream == query_stream) & (key_block == query_block)
     return (earlier | own) & (key_stream != PAD) & (query_stream != PAD)
+
+
+def is_shared(streams: torch.Tensor) -> torch.Tensor:
+    """Whether keys of these streams may be seen by other blocks than their own: clean and common
+    ones, bool of the tensor's shape."""
+    return streams % DOCUMENT == CLEAN  # that of COMMON is, too
