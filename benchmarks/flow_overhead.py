@@ -50,7 +50,7 @@ def main() -> None:
         )
         dvc, flow = ["dvc", "repro"], ["flows.pipeline", "--max-parallel", str(arguments.parallel)]
         with prefect("server", "start", "--port", str(arguments.port)) as server:
-            wait_until_healthy(f"{api}/health", server)
+            wait_until_healthy(f"{api}/health", server, "name a free port with --port")
             for command in (dvc, flow):  # everything is done once, and the code is in memory
                 seconds(folder, command)
             times = [(seconds(folder, dvc), seconds(folder, flow)) for _ in range(arguments.rounds)]

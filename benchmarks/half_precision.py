@@ -29,7 +29,7 @@ from tracerl.settings.training import Training
 from tracerl.tasks import make_task_set
 from tracerl.training.collect import Judging
 from tracerl.training.rl import Curves, Models, TaskPools, train_rl
-from tracerl.training.sft import train_sft, worked_trajectory
+from tracerl.training.sft import task_trajectory, train_sft
 from tracerl.types import Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -60,7 +60,7 @@ def run_chain(
     policy = new_model(architecture, generator_for(1, "base", "weights")).to(dtype)
     train = [task for task in tasks if task.split == "train"]
     test = [task for task in tasks if task.split == "test"]
-    examples = {"sums": [worked_trajectory(task, tokenizer) for task in train]}
+    examples = {"sums": [task_trajectory(task, tokenizer) for task in train]}
     with tempfile.TemporaryDirectory() as folder:
         context = run_context("base", Path(folder, "base"))
         train_sft(policy, tokenizer, examples, base_settings(options.base_steps), context)

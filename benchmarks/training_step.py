@@ -248,8 +248,8 @@ def scaling(name: str) -> dict[str, Any]:
     growth = points[-1]["mb"] / points[0]["mb"]
     scale = next(iter(SCALES[name][-1].values())) / next(iter(SCALES[name][0].values()))
     keys = (next(iter(SCALES[name][0])), "mb", "seconds", "attention")
-    sizes, held, seconds, attention = ([point[key] for point in points] for key in keys)
-    others = [whole - kernels for whole, kernels in zip(seconds, attention, strict=True)]
+    sizes, held, times, attention = ([point[key] for point in points] for key in keys)
+    others = [whole - kernels for whole, kernels in zip(times, attention, strict=True)]
     means = f"growth of memory as {name} grows {scale:g} times; the target is at most linear growth"
     return alone(
         f"training-step/{name}",
@@ -257,7 +257,7 @@ def scaling(name: str) -> dict[str, Any]:
         ratio=round(growth, 3),
         target=scale,
         power=power(sizes, held),
-        power_of_time=power(sizes, seconds),
+        power_of_time=power(sizes, times),
         power_of_time_without_attention=power(sizes, others),
         means=means,
         points=points,
