@@ -93,7 +93,8 @@ def test_a_product_has_the_gradient_of_the_matrix_that_comes_back():
     other = rows.detach().clone().requires_grad_()
     packed.product(rows).square().sum().backward()
     F.linear(other, packed.matrix(torch.float32)).square().sum().backward()
-    assert rows.grad is not None and other.grad is not None
+    assert rows.grad is not None
+    assert other.grad is not None
     assert torch.equal(rows.grad, other.grad)
 
 
