@@ -1,6 +1,6 @@
 """Verdicts per second, evaluation throughput, and the proofs that are too slow for the test suite.
 
-Example: python -m benchmarks.verifiers --published ../shared/benchmarks
+Example: python -m benchmarks.verifiers --published FOLDER
 
 Prints one line per figure; a proof that fails ends the run with status 1. What needs a file or
 package that is not there is named and left out.
