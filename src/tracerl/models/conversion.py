@@ -24,7 +24,13 @@ from tracerl.models.checkpoint import (
     device_of,
     target_of,
 )
-from tracerl.models.families import ATTENTION_KEY, AUTOREGRESSIVE, FAMILIES, Family
+from tracerl.models.families import (
+    ATTENTION_KEY,
+    AUTOREGRESSIVE,
+    FAMILIES,
+    Family,
+    published_name,
+)
 from tracerl.models.policy import Policy
 from tracerl.models.published_config import architecture_of, is_autoregressive, read_config
 from tracerl.models.tokenizer import Tokenizer, load_tokenizer
@@ -173,11 +179,13 @@ def _fill(policy: Policy, directory: Path) -> None:
     num_rows = int(read_config(directory)["vocab_size"])
     whole = target_of(policy)
     tables = (policy.model.embed_tokens.weight, policy.lm_head.weight)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    vocabulary = {published_name(name, policy.family) for name in names}
     parameters = {}
     for name, parameter in whole.parameters.items():
         if name.endswith(".bias") and not origin.qkv_bias:
             parameter.zero_()
-        elif any(parameter is table for table in tables):
+        elif name in vocabulary:
             parameters[name] = parameter.detach()[:num_rows]
         else:
             parameters[name] = parameter.detach()
