@@ -18,6 +18,7 @@ SECONDS = 60.0
 def test_a_chain_killed_at_random_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     chaos = Chaos(tmp_path, 1, KINDS)
     deadline = time.monotonic() + SECONDS
-    chaos.round(lambda: time.monotonic() < deadline, NUM_KILLS)
+    # On a busy machine the first kill may take longer than all of them should.
+    chaos.round(lambda: time.monotonic() < deadline or not chaos.kills, NUM_KILLS)
     assert not chaos.reports, chaos.table()
     assert chaos.kills.total() > 0
